@@ -1,0 +1,1 @@
+"""The builder: family folder → engine folder, for one target."""

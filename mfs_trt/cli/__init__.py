@@ -1,0 +1,1 @@
+"""The commands of `mfs-trt`, one file each."""

@@ -1,0 +1,22 @@
+"""Engines: built, loadable nested models behind one protocol."""
+
+from pathlib import Path
+
+from mfs_trt.engine.interface import Engine
+from mfs_trt.engine.manifest import EngineManifest
+from mfs_trt.errors import EngineError
+
+__all__ = ["load_engine"]
+
+
+def load_engine(folder: Path | str) -> Engine:
+    """Load an engine folder with the implementation that its manifest names."""
+    manifest = EngineManifest.load(folder)
+    if manifest.target == "reference":
+        from mfs_trt.engine.reference import ReferenceEngine
+
+        return ReferenceEngine.load(manifest)
+    raise EngineError(
+        f"{folder}: target: expected one that this version runs (reference), "
+        f"got {manifest.target!r}"
+    )

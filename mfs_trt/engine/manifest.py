@@ -1,0 +1,89 @@
+"""EngineManifest: what an engine folder holds and was built from; the content of `engine.json`."""
+
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from mfs_trt.engine.interface import EngineLimits, KVCacheSpec
+from mfs_trt.errors import EngineError
+from mfs_trt.family.spec import FamilySpec, load_family
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "engine.json"
+
+
+@dataclass(frozen=True)
+class EngineManifest:
+    """Settings of one build. Weights stay in the family folder, named by path and revision."""
+
+    target: str  # reference, openvino, …
+    family: str  # path of the family folder
+    family_revision: str
+    dtype: str  # computation and KV dtype: float32, bfloat16, float64
+    block_size: int  # tokens per block
+    memory_nbytes: int  # of the KV arena
+    limits: EngineLimits
+
+    def save(self, folder: Path) -> None:
+        """Write `engine.json` atomically."""
+        temporary = folder / f".{MANIFEST_NAME}.tmp"
+        data = {"format_version": FORMAT_VERSION, **asdict(self)}
+        temporary.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        os.replace(temporary, folder / MANIFEST_NAME)
+
+    @classmethod
+    def load(cls, folder: Path | str) -> "EngineManifest":
+        """Read `engine.json`; raises `EngineError` naming file and fault."""
+        path = Path(folder) / MANIFEST_NAME
+        try:
+            data: Any = json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            raise EngineError(f"{folder}: expected an engine folder with {MANIFEST_NAME}") from None
+        except ValueError as error:  # bad JSON or bad UTF-8
+            raise EngineError(f"{path}: not valid JSON: {error}") from None
+        if not isinstance(data, dict):
+            raise EngineError(f"{path}: expected a JSON object, got {data!r}")
+        version = data.pop("format_version", None)
+        if version != FORMAT_VERSION:
+            raise EngineError(f"{path}: format_version: expected {FORMAT_VERSION}, got {version}")
+        try:
+            limits = EngineLimits(**data.pop("limits"))
+            return cls(limits=limits, **data)
+        except (KeyError, TypeError) as error:
+            known = ", ".join(f.name for f in fields(cls))
+            raise EngineError(f"{path}: malformed: {error}; expected the keys {known}") from None
+
+    def load_family(self) -> FamilySpec:
+        """The family it was built from; raises `EngineError` when that has changed since."""
+        spec = load_family(self.family)
+        if spec.revision != self.family_revision:
+            raise EngineError(
+                f"{self.family}: family revision {spec.revision[:12]} is not the "
+                f"{self.family_revision[:12]} that the engine was built from; build it again"
+            )
+        return spec
+
+    def kv_spec(self, family: FamilySpec, itemsize: int) -> KVCacheSpec:
+        """Sizes of the arena that `memory_nbytes` allow.
+
+        Raises `EngineError` when that is less than one block of every segment.
+        """
+        one = KVCacheSpec(
+            group_size=family.group_size,
+            groups_per_segment=family.groups_per_segment,
+            num_kv_heads=family.model.num_kv_heads,
+            head_dim=family.model.head_dim,
+            block_size=self.block_size,
+            itemsize=itemsize,
+            num_frames=1,
+        )
+        num_frames = self.memory_nbytes // one.frame_nbytes
+        needed = 1 + sum(family.groups_per_segment)
+        if num_frames < needed:
+            raise EngineError(
+                f"memory: expected at least {needed * one.frame_nbytes} bytes for one block of "
+                f"every segment ({needed} frames of {one.frame_nbytes}), got {self.memory_nbytes}"
+            )
+        return KVCacheSpec(**{**asdict(one), "num_frames": num_frames})

@@ -1,0 +1,36 @@
+"""BlockTables: the frame ids of every running request, one persistent array per segment.
+
+A running request owns a *row*, the same in every segment's array, so a step's tables are one gather
+by row.
+"""
+
+import numpy as np
+
+from mfs_trt.engine.interface import NULL_FRAME, KVCacheSpec
+from mfs_trt.kv_cache.block_pool import Block
+
+
+class BlockTables:
+    """`segments[s]`: [num_rows, max_blocks, m] int32, padded with the null frame."""
+
+    def __init__(self, spec: KVCacheSpec, num_rows: int, max_model_len: int) -> None:
+        max_blocks = -(-max_model_len // spec.block_size)
+        self.segments = tuple(
+            np.full((num_rows, max_blocks, m), NULL_FRAME, np.int32)
+            for m in spec.groups_per_segment
+        )
+        self._free_rows = list(range(num_rows - 1, -1, -1))
+
+    def open_row(self) -> int:
+        """A row for a request that starts to run; the caller limits how many run."""
+        return self._free_rows.pop()
+
+    def append(self, row: int, segment: int, index: int, block: Block) -> None:
+        """Block number `index` of the request at `row`."""
+        self.segments[segment][row, index] = block.frames
+
+    def close_row(self, row: int) -> None:
+        """Give the row back, all null frames again: no table names another request's frames."""
+        for table in self.segments:
+            table[row] = NULL_FRAME
+        self._free_rows.append(row)

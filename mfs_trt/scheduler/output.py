@@ -1,0 +1,35 @@
+"""What one `schedule()` decided, as data: items `(request, segment, first token, last token)`."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class SegmentItems:
+    """The work items of one segment, deepest tiers first. `num_items` requests."""
+
+    rows: np.ndarray  # [num_items] int32: the request's row in the block tables
+    first_tokens: np.ndarray  # [num_items] int32
+    last_tokens: np.ndarray  # [num_items] int32, exclusive
+    exit_items: np.ndarray  # [num_exits] int32: items whose last row's logits are wanted here
+
+
+@dataclass(frozen=True)
+class SchedulerOutput:
+    """A step. `segments[s]` is None where no request needs segment s."""
+
+    segments: tuple[SegmentItems | None, ...]
+    input_ids: np.ndarray  # [tokens of segment 0] int32
+    # (request id, computed tokens per segment after the step)
+    computed: tuple[tuple[str, tuple[int, ...]], ...]
+    sampled: tuple[tuple[str, ...], ...]  # per segment: request ids in the order of its exit_items
+    preempted: tuple[str, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.computed
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.input_ids)

@@ -1,0 +1,289 @@
+"""Scheduler: which tokens of which segments each step computes.
+
+The one rule: every request has, per segment, a count of computed tokens that chases the count of
+known tokens. Prefill, chunked prefill and decode are gaps of different size; tiers differ in how
+many segments chase.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mfs_trt.engine.interface import EngineLimits
+from mfs_trt.errors import RequestTooLargeError
+from mfs_trt.kv_cache.manager import KVCacheManager
+from mfs_trt.request import FinishReason, Request, RequestStatus
+from mfs_trt.scheduler.output import SchedulerOutput, SegmentItems
+from mfs_trt.scheduler.queue import WaitingQueue, rank
+
+MAX_PASSES = 64  # times a request that does not fit may be passed before it blocks the queue
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """One request's part of a step: `[first[s], last[s])` per segment."""
+
+    request: Request
+    first: list[int]
+    last: list[int]
+
+    @property
+    def samples(self) -> bool:
+        """Whether its tier's exit reaches the last known token."""
+        return self.last[-1] == self.request.num_tokens
+
+
+class Scheduler:
+    """Owns the queues and the counts of all requests; no tensors, no clocks."""
+
+    def __init__(self, limits: EngineLimits, kv_cache: KVCacheManager) -> None:
+        self.limits = limits
+        self.kv_cache = kv_cache
+        self.requests: dict[str, Request] = {}
+        self.waiting = WaitingQueue()
+        self.running: list[Request] = []  # in rank order
+        self.num_preemptions = 0
+        self._num_passes: dict[str, int] = {}
+
+    @property
+    def has_requests(self) -> bool:
+        return bool(self.requests)
+
+    # -- arrivals and departures -----------------------------------------------------------------
+
+    def check_fits(self, request: Request) -> None:
+        """Raise `RequestTooLargeError`, naming both numbers, for what can never run."""
+        wanted, limit = request.max_num_tokens, self.limits.max_model_len
+        if wanted > limit:
+            raise RequestTooLargeError(
+                f"prompt of {request.num_prompt_tokens} tokens plus max_tokens "
+                f"{request.params.max_tokens} is {wanted} tokens, "
+                f"more than the engine's max_model_len of {limit}"
+            )
+        if not self.kv_cache.can_ever_fit(request):
+            raise RequestTooLargeError(
+                f"request needs {self.kv_cache.max_frames(request)} KV frames "
+                f"({wanted} tokens at tier {request.tier}), more than the arena's "
+                f"{self.kv_cache.pool.num_usable_frames}"
+            )
+
+    def add(self, request: Request) -> None:
+        """Queue a request that `check_fits` accepts."""
+        assert request.request_id not in self.requests, request.request_id
+        self.requests[request.request_id] = request
+        self.waiting.add(request)
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """End a request, wherever it stands, and free what it holds."""
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+        elif request.status is RequestStatus.WAITING:
+            self.waiting.remove(request)
+        self.kv_cache.free(request)
+        self._num_passes.pop(request.request_id, None)
+        del self.requests[request.request_id]
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+
+    # -- one step --------------------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutput:
+        """Decide a step and allocate its memory; counts move when `update` hears that it ran."""
+        rows_left = [self.limits.max_num_batched_tokens] * self._num_segments
+        plans: dict[str, _Plan] = {}
+        preempted: list[str] = []
+        self._schedule_running(rows_left, plans, preempted)
+        self._schedule_waiting(rows_left, plans, preempted)
+        return self._output(list(plans.values()), preempted)
+
+    @property
+    def _num_segments(self) -> int:
+        return len(self.kv_cache.spec.groups_per_segment)
+
+    def _schedule_running(
+        self, rows_left: list[int], plans: dict[str, _Plan], preempted: list[str]
+    ) -> None:
+        """Small gaps first: a long prompt takes what running decodes leave of the budget."""
+        gaps = {id(r): r.num_tokens - r.num_computed_tokens[-1] > 1 for r in self.running}
+        for request in sorted(self.running, key=lambda r: gaps[id(r)]):
+            if request.status is not RequestStatus.RUNNING:
+                continue  # a preemption earlier in this loop
+            plan = self._plan(request, rows_left)
+            if plan is None:
+                continue
+            victims = self._victims(request, below=rank(request))
+            while not self.kv_cache.allocate_slots(request, plan.last):
+                victim = next(victims, None)
+                if victim is None:
+                    break  # set aside: whoever ranks higher finishes first and frees memory
+                self._preempt(victim, rows_left, plans, preempted)
+            else:
+                self._take(plan, rows_left, plans)
+
+    def _schedule_waiting(
+        self, rows_left: list[int], plans: dict[str, _Plan], preempted: list[str]
+    ) -> None:
+        """Admit in rank order; what does not fit now is set aside and may be passed, for a while.
+
+        Whoever was preempted in this step waits for the next, and nobody behind passes.
+        """
+        passed: list[Request] = []
+        for request in list(self.waiting):
+            if rows_left[0] <= 0 or self._is_behind(request, preempted):
+                break
+            plan = self._plan(request, rows_left)
+            assert plan is not None
+            if not self._admit(request, plan, rows_left, plans, preempted):
+                if len(self.running) >= self.limits.max_num_seqs:
+                    break
+                if request.num_preemptions or self._is_overtaken(request):
+                    break
+                passed.append(request)
+                continue
+            for other in passed:
+                self._num_passes[other.request_id] = self._num_passes.get(other.request_id, 0) + 1
+            self.waiting.remove(request)
+            self._num_passes.pop(request.request_id, None)
+            request.status = RequestStatus.RUNNING
+            self.running.append(request)
+            self.running.sort(key=rank)
+            self._take(plan, rows_left, plans)
+
+    def _is_behind(self, request: Request, preempted: list[str]) -> bool:
+        return any(rank(self.requests[other]) <= rank(request) for other in preempted)
+
+    def _is_overtaken(self, request: Request) -> bool:
+        return self._num_passes.get(request.request_id, 0) >= MAX_PASSES
+
+    def _admit(
+        self,
+        request: Request,
+        plan: _Plan,
+        rows_left: list[int],
+        plans: dict[str, _Plan],
+        preempted: list[str],
+    ) -> bool:
+        """A seat and memory for all that is known of `request`; lower priorities make way."""
+        victims = self._who_makes_way(request, [request.num_tokens] * len(plan.last))
+        if victims is None:
+            return False
+        for victim in victims:
+            self._preempt(victim, rows_left, plans, preempted)
+        return self.kv_cache.allocate_slots(request, plan.last)
+
+    def _who_makes_way(self, request: Request, room: list[int]) -> list[Request] | None:
+        """The running requests of lower priority without which `request` fits; None: it would not.
+
+        It fits when there is room beside one more block for each running request: the reserve keeps
+        an admission from preempting its neighbours a step later.
+        """
+        reserve_per_seat = self.kv_cache.spec.groups_per_segment[0]
+        missing = self.kv_cache.missing_frames(request, room)
+        free, num_running = self.kv_cache.pool.num_free_frames, len(self.running)
+        candidates = self._victims(request, below=(-request.priority + 1,))
+        chosen: list[Request] = []
+        while (
+            num_running >= self.limits.max_num_seqs
+            or missing + num_running * reserve_per_seat > free
+        ):
+            victim = next(candidates, None)
+            if victim is None:
+                return None
+            chosen.append(victim)
+            num_running -= 1
+            free += self.kv_cache.num_frames_held(victim)
+        return chosen
+
+    def _plan(self, request: Request, rows_left: list[int]) -> _Plan | None:
+        """How far each segment gets: never past the segment below, never past the row budget."""
+        reached = request.num_tokens
+        first = list(request.num_computed_tokens)
+        last = []
+        for segment, start in enumerate(first):
+            reached = max(start, min(reached, start + rows_left[segment]))
+            last.append(reached)
+        return None if last == first else _Plan(request, first, last)
+
+    def _take(self, plan: _Plan, rows_left: list[int], plans: dict[str, _Plan]) -> None:
+        for segment, (first, last) in enumerate(zip(plan.first, plan.last, strict=True)):
+            rows_left[segment] -= last - first
+        plans[plan.request.request_id] = plan
+
+    def _victims(self, request: Request, below: tuple[float | str, ...]) -> Iterator[Request]:
+        """Running requests that rank behind `below` and may make way for `request`, last first."""
+        for other in reversed(list(self.running)):
+            if other is not request and rank(other) > below:
+                yield other
+
+    def _preempt(
+        self,
+        victim: Request,
+        rows_left: list[int],
+        plans: dict[str, _Plan],
+        preempted: list[str],
+    ) -> None:
+        """Take the victim's memory; it waits and is computed again from the start."""
+        plan = plans.pop(victim.request_id, None)
+        if plan is not None:
+            for segment, (first, last) in enumerate(zip(plan.first, plan.last, strict=True)):
+                rows_left[segment] += last - first
+        self.running.remove(victim)
+        self.kv_cache.free(victim)
+        victim.num_computed_tokens = [0] * len(victim.num_computed_tokens)
+        victim.num_preemptions += 1
+        victim.status = RequestStatus.WAITING
+        self.waiting.add(victim)
+        self.num_preemptions += 1
+        preempted.append(victim.request_id)
+
+    def _output(self, plans: Sequence[_Plan], preempted: list[str]) -> SchedulerOutput:
+        """Deepest tiers first: a deeper segment's rows are the first rows of the one below."""
+        ordered = sorted(plans, key=lambda p: -p.request.tier)
+        segments: list[SegmentItems | None] = []
+        sampled: list[tuple[str, ...]] = []
+        for s in range(self._num_segments):
+            items = [p for p in ordered if s <= p.request.tier and p.last[s] > p.first[s]]
+            exits = [i for i, p in enumerate(items) if p.request.tier == s and p.samples]
+            sampled.append(tuple(items[i].request.request_id for i in exits))
+            segments.append(
+                SegmentItems(
+                    rows=np.array([p.request.row for p in items], np.int32),
+                    first_tokens=np.array([p.first[s] for p in items], np.int32),
+                    last_tokens=np.array([p.last[s] for p in items], np.int32),
+                    exit_items=np.array(exits, np.int32),
+                )
+                if items
+                else None
+            )
+        input_ids: list[int] = []
+        for plan in ordered:
+            input_ids += plan.request.token_ids[plan.first[0] : plan.last[0]]
+        return SchedulerOutput(
+            segments=tuple(segments),
+            input_ids=np.array(input_ids, np.int32),
+            computed=tuple((p.request.request_id, tuple(p.last)) for p in ordered),
+            sampled=tuple(sampled),
+            preempted=tuple(preempted),
+        )
+
+    def update(self, output: SchedulerOutput, sampled_token_ids: dict[str, int]) -> None:
+        """The step ran: move the counts, append the sampled tokens, finish what they end."""
+        for request_id, computed in output.computed:
+            self.requests[request_id].num_computed_tokens = list(computed)
+        for request_id, token_id in sampled_token_ids.items():
+            request = self.requests[request_id]
+            request.append(token_id)
+            reason = self._finish_reason(request, token_id)
+            if reason is not None:
+                self.finish(request, reason)
+
+    def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
+        if (
+            token_id in request.end_token_ids
+            and request.num_output_tokens >= request.params.min_tokens
+        ):
+            return FinishReason.STOP
+        if request.num_output_tokens >= request.params.max_tokens:
+            return FinishReason.LENGTH
+        return None
