@@ -1,4 +1,4 @@
-"""ModelConfig: the shape of one decoder, in our names."""
+"""ModelConfig: the shape of one decoder, in our names; `checkpoint` reads other formats into it."""
 
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any

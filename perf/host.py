@@ -104,7 +104,17 @@ def main() -> None:
         )
         for n, f in figures.items()
     ]
-    columns = ["running", "schedule", "prepare", "update", "host", "sample", "text", "engine", "host/engine"]
+    columns = [
+        "running",
+        "schedule",
+        "prepare",
+        "update",
+        "host",
+        "sample",
+        "text",
+        "engine",
+        "host/engine",
+    ]
     show("milliseconds per decode step, medians", columns, rows)
     result = {"benchmark": "host", "prompt_tokens": PROMPT_TOKENS, "ms_per_step": figures}
     finish(result, args.out)

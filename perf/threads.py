@@ -21,9 +21,7 @@ SETTINGS = {
     "2 threads, passive": {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"},
     "1 thread": {"OMP_NUM_THREADS": "1"},
 }
-NEIGHBOUR = (
-    "import torch; torch.set_num_threads(2); x = torch.randn(700, 700)\nwhile True: x @ x"
-)
+NEIGHBOUR = "import torch; torch.set_num_threads(2); x = torch.randn(700, 700)\nwhile True: x @ x"
 
 
 def measure(engine_dir: str, batch: int, num_steps: int) -> None:

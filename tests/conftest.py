@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from hf_models import make_hf_folder
 
 

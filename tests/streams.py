@@ -19,11 +19,13 @@ DTYPES = {
 
 
 def tensors(fields: dict) -> list[grpcclient.InferInput]:
-    """Each field as a batch of one: [1, number of values]."""
+    """Each field as a batch of one: [1, number of values]; an array is taken as it is."""
     inputs = []
     for name, value in fields.items():
         values = value if isinstance(value, list | tuple) else [value]
-        if isinstance(values[0], str):
+        if isinstance(value, np.ndarray):
+            array = value
+        elif isinstance(values[0], str):
             array = np.array([[v.encode() for v in values]], dtype=np.object_)
         elif isinstance(values[0], bool):
             array = np.array([values], dtype=bool)

@@ -166,7 +166,11 @@ def _sentencepiece(fields: Mapping[str, Any]) -> Tokenizer:
         )
     )
     spaced: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
-    parts: list[decoders.Decoder] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    parts: list[decoders.Decoder] = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+    ]
     if fields.get("tokenizer.ggml.add_space_prefix", True):
         spaced.insert(0, normalizers.Prepend("▁"))
         parts.append(decoders.Strip(content=" ", left=1))

@@ -124,14 +124,12 @@ def end_tokens_of_folder(folder: Path) -> tuple[int, ...]:
 def copy_tokenizer(source: Path, target: Path) -> bool:
     """Copy the tokenizer files of one folder into another; False when there is no vocabulary.
 
-    A vocabulary without tokenizer.json (sentencepiece alone) is converted to one.
+    A vocabulary without tokenizer.json is turned into one.
     """
     if not any((source / name).is_file() for name in _VOCABULARIES):
         return False
     if not (source / "tokenizer.json").is_file():
-        from transformers import AutoTokenizer
-
-        AutoTokenizer.from_pretrained(source, local_files_only=True).save_pretrained(target)
+        _make_tokenizer_json(source, target)
     for name in TOKENIZER_FILES:
         if (source / name).is_file() and not (target / name).exists():
             shutil.copyfile(source / name, target / name)
@@ -144,6 +142,18 @@ def copy_tokenizer(source: Path, target: Path) -> bool:
     if templates.is_dir():
         shutil.copytree(templates, target / templates.name)
     return True
+
+
+def _make_tokenizer_json(source: Path, target: Path) -> None:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
+    except Exception as error:  # transformers raises many kinds for files it cannot turn into one
+        raise CheckpointError(
+            f"{source}: expected tokenizer.json, and transformers cannot make it: {error}"
+        ) from error
+    tokenizer.save_pretrained(target)
 
 
 def _open_files(folder: Path) -> list[SafetensorsFile]:

@@ -56,7 +56,7 @@ def quickstart(
     console.rule("what sharing saves")
     console.print(sharing_summary(family, EngineManifest.load(engine).dtype))
     console.rule()
-    console.print(f"keep it running:  mfs-trt serve --engine {folder}")
+    console.print(f"keep it running:  {sys.argv[0]} serve --engine {folder}", soft_wrap=True)
 
 
 def fetch_gguf(scratch: Path) -> Path:

@@ -91,11 +91,11 @@ def weight_sharing(family: FamilySpec) -> Sharing:
     return Sharing(costs[-1].total_weight_nbytes, separate)
 
 
-def kv_sharing(family: FamilySpec, kv_itemsize: int) -> Sharing:
-    """KV bytes of one token that every tier serves: made once by the deepest, or by each."""
-    costs = tier_costs(family, kv_itemsize)
-    separate = sum(tier.total_kv_nbytes_per_token for tier in costs)
-    return Sharing(costs[-1].total_kv_nbytes_per_token, separate)
+def freed_kv_tokens(family: FamilySpec, kv_itemsize: int) -> int:
+    """Tokens of KV, at the deepest tier, that fit into the weight memory that sharing saves."""
+    weights = weight_sharing(family)
+    per_token = tier_costs(family, kv_itemsize)[-1].total_kv_nbytes_per_token
+    return (weights.separate_nbytes - weights.family_nbytes) // per_token
 
 
 def format_nbytes(count: float) -> str:
@@ -108,13 +108,19 @@ def format_nbytes(count: float) -> str:
 
 
 def sharing_summary(family: FamilySpec, kv_dtype: str) -> str:
-    """Two lines for people: what sharing weights and KV saves against one server per tier."""
-    weights, kv = weight_sharing(family), kv_sharing(family, item_size(kv_dtype))
+    """Lines for people: what one server of all tiers saves against one server per tier."""
+    weights, kv_itemsize = weight_sharing(family), item_size(kv_dtype)
+    costs = tier_costs(family, kv_itemsize)
+    per_token = ", ".join(
+        f"{format_nbytes(tier.total_kv_nbytes_per_token)} at {tier.name}" for tier in costs
+    )
     return (
-        f"weights: {format_nbytes(weights.family_nbytes)} for all {len(family.tiers)} tiers, "
+        f"weights: {format_nbytes(weights.family_nbytes)} for all {len(costs)} tiers, "
         f"{format_nbytes(weights.separate_nbytes)} as separate models ({weights.ratio:.2f}x)\n"
-        f"KV of a prompt that every tier serves: {format_nbytes(kv.family_nbytes)} per token, "
-        f"{format_nbytes(kv.separate_nbytes)} in separate servers ({kv.ratio:.2f}x)"
+        f"KV: {per_token} per token, in one arena whose frames serve any tier: the busy tier can "
+        f"have all of it, not one part in {len(costs)}\n"
+        f"the weight memory saved holds {freed_kv_tokens(family, kv_itemsize):,} more tokens "
+        f"of KV at {costs[-1].name}"
     )
 
 

@@ -77,7 +77,7 @@ class TritonServer:
         self._templates = model_repository
         self._ready_timeout_s = ready_timeout_s
         self._exit_timeout_s = exit_timeout_s
-        self._shm_prefix = f"mfs-trt-{uuid.uuid4().hex[:12]}-"
+        self._shm_prefix = f"mfs-trt-{os.getpid()}-{uuid.uuid4().hex[:8]}-"
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopping = threading.Event()
         self._watcher: threading.Thread | None = None

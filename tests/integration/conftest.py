@@ -1,12 +1,13 @@
 """A tiny family with a tokenizer, served by a real tritonserver; and the same engine offline."""
 
+import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
-from hf_models import make_hf_folder
-from tiny_tokenizers import build_tokenizer
 
+from hf_models import make_hf_folder
 from mfs_trt.builder.build import build_engine
 from mfs_trt.builder.config import BuildConfig
 from mfs_trt.checkpoint import open_checkpoint
@@ -16,19 +17,18 @@ from mfs_trt.family.tiers import parse_tiers
 from mfs_trt.llm import LLM
 from mfs_trt.sampling_params import SamplingParams
 from mfs_trt.serving.config import ServeConfig
-from mfs_trt.serving.launcher import TritonServer
+from mfs_trt.serving.launcher import TritonServer, _answers, load_error
 from mfs_trt.weights.convert import convert_checkpoint
+from tiny_tokenizers import build_tokenizer
 
 MODEL_REPO = Path(__file__).parents[2] / "model_repo"
 FAULT_MODEL = Path(__file__).parent / "fault_model.py"
 
 
-@pytest.fixture(scope="session")
-def family_dir(tmp_path_factory) -> Path:
-    """Three tiers (2, 4, 6 layers) of a random LLaMA with a byte-level tokenizer and chat template."""
-    root = tmp_path_factory.mktemp("family")
+def make_family(root: Path, tokenizer_kind: str) -> Path:
+    """Three tiers (2, 4, 6 layers) of a random LLaMA, whose Hugging Face folder is `root / "hf"`."""
     hf = root / "hf"
-    tokenizer = build_tokenizer("byte_level", root / "tokenizer")
+    tokenizer = build_tokenizer(tokenizer_kind, root / "tokenizer")
     make_hf_folder(
         hf, "llama", vocab_size=tokenizer.vocab_size, eos_token_id=tokenizer.end_token_ids[0]
     )
@@ -37,6 +37,12 @@ def family_dir(tmp_path_factory) -> Path:
     reader = open_checkpoint(hf)
     convert_checkpoint(reader, parse_tiers("3", 6), root / "family")
     return root / "family"
+
+
+@pytest.fixture(scope="session")
+def family_dir(tmp_path_factory) -> Path:
+    """A family with a byte-level tokenizer and chat template."""
+    return make_family(tmp_path_factory.mktemp("family"), "byte_level")
 
 
 def make_engine(family_dir: Path, out: Path, **limits) -> Path:
@@ -76,6 +82,7 @@ class SlowServer(TritonServer):
     """A server whose worker obeys the files of `control`: see `fault_model.py`."""
 
     max_num_seqs, max_queue_size = 8, 60
+    max_num_batched_tokens = 64  # longer prompts are computed in chunks
     block_size, num_frames = 8, 180  # of 3072 bytes; the longest request would need 187
 
     def __init__(self, family_dir: Path, root: Path, **options) -> None:
@@ -85,6 +92,7 @@ class SlowServer(TritonServer):
             family_dir,
             root / "engine",
             max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=512,
             memory_nbytes=self.num_frames * 3072,
         )
@@ -93,7 +101,9 @@ class SlowServer(TritonServer):
         shutil.copy(FAULT_MODEL, root / "models" / "family" / "1" / "model.py")
         super().__init__(
             engine,
-            config=ServeConfig(engine="", max_queue_size=self.max_queue_size),
+            config=ServeConfig(
+                engine="", max_queue_size=self.max_queue_size, metrics_period_s=0.1
+            ),
             model_repository=root / "models",
             environment={**PASSIVE_WAITING, "MFS_TEST_CONTROL": str(self.control)},
             **options,
@@ -102,8 +112,35 @@ class SlowServer(TritonServer):
     def reset_control(self) -> None:
         """Normal speed, no faults; a thousandth of a second keeps requests alive for a while."""
         for file in self.control.iterdir():
-            file.unlink()
+            if file.name not in ("work", ".work"):
+                file.unlink(missing_ok=True)
         (self.control / "step_delay_s").write_text("0.01")
+
+    def set(self, name: str, value: object = "") -> None:
+        """Write a control file; a value that is no text as JSON."""
+        (self.control / name).write_text(value if isinstance(value, str) else json.dumps(value))
+
+    def clear(self, name: str) -> None:
+        (self.control / name).unlink(missing_ok=True)
+
+    def step(self, count: int = 1) -> None:
+        """While `hold` is set: let steps through, one by one, until each has begun."""
+        for _ in range(count):
+            num_steps = self.work()[0]
+            self.set("step")
+            end = time.monotonic() + 20
+            while self.work()[0] == num_steps:
+                assert time.monotonic() < end, "no step came"
+                time.sleep(0.002)
+
+    def work(self) -> tuple[int, int]:
+        """Steps begun so far, and rows of tokens in them."""
+        file = self.control / "work"
+        return tuple(json.loads(file.read_text())) if file.exists() else (0, 0)
+
+    def seen(self) -> list[str]:
+        """The rows of the last request that was parsed: `PromptRequest` and `ResponseOptions`."""
+        return json.loads((self.control / "seen").read_text())
 
     def expected_frames(self, fields: dict) -> tuple[int, int]:
         """Frames that a request needs at its largest, and frames of the arena."""
@@ -125,3 +162,77 @@ def slow_server(_slow_server):
     _slow_server.reset_control()
     yield _slow_server
     _slow_server.reset_control()
+
+
+class MixedServer(TritonServer):
+    """Several worker models in one repository; those that cannot load must not keep the others out.
+
+    `serve_json` maps a model's name to the text of its `serve.json`, None to leave that out.
+    """
+
+    def __init__(self, serve_json: dict[str, str | None], **options) -> None:
+        self.serve_json = serve_json
+        super().__init__("", **options)
+
+    def _write_repository(self) -> None:
+        config = (MODEL_REPO / "family" / "config.pbtxt").read_text()
+        for name, text in self.serve_json.items():
+            folder = self.repository / name
+            (folder / "1").mkdir(parents=True)
+            (folder / "config.pbtxt").write_text(
+                config.replace('name: "family"', f'name: "{name}"')
+            )
+            shutil.copy(MODEL_REPO / "family" / "1" / "model.py", folder / "1")
+            if text is not None:
+                (folder / "1" / "serve.json").write_text(text)
+
+    def _arguments(self, backend_dir: Path) -> list[str]:
+        return [
+            *super()._arguments(backend_dir),
+            "--exit-on-error=false",
+            "--strict-readiness=false",
+        ]
+
+    def is_model_ready(self, name: str) -> bool:
+        return _answers(f"http://127.0.0.1:{self.http_port}/v2/models/{name}/ready")
+
+    def load_errors(self) -> dict[str, str]:
+        """Each model that did not load, with the reason in the server's log."""
+        lines = [line for line in self.read_log().splitlines() if "failed to load '" in line]
+        names = [line.split("failed to load '", 1)[1].split("'", 1)[0] for line in lines]
+        return {name: load_error(line) for name, line in zip(names, lines, strict=True)}
+
+
+@pytest.fixture(scope="session")
+def sentencepiece_llm(tmp_path_factory) -> LLM:
+    """The engine of a family with a SentencePiece-style tokenizer, offline."""
+    root = tmp_path_factory.mktemp("sentencepiece")
+    family = make_family(root, "metaspace_byte_fallback")
+    llm = LLM(make_engine(family, root / "engine", max_model_len=512))
+    llm.engine_dir = root / "engine"
+    return llm
+
+
+@pytest.fixture(scope="session")
+def mixed_server(sentencepiece_llm, tmp_path_factory):
+    """`sentencepiece` loads; beside it stand the usual mistakes of a configuration."""
+    root = tmp_path_factory.mktemp("mixed")
+    corrupt, truncated = root / "corrupt", root / "truncated"
+    for folder in (corrupt, truncated):
+        shutil.copytree(sentencepiece_llm.engine_dir, folder)
+    manifest = json.loads((corrupt / "engine.json").read_text())
+    del manifest["block_size"]
+    (corrupt / "engine.json").write_text(json.dumps(manifest))
+    (truncated / "engine.json").write_text('{"target": "refer')
+    serve_json = {
+        "sentencepiece": json.dumps({"engine": str(sentencepiece_llm.engine_dir)}),
+        "missing_engine": json.dumps({"engine": str(root / "nowhere")}),
+        "unfilled": '{"engine": "${engine_dir}"}',
+        "bad_json": '{"engine": ',
+        "unknown_key": json.dumps({"engine": str(corrupt), "max_batch": 4}),
+        "no_serve_json": None,
+        "corrupt_engine": json.dumps({"engine": str(corrupt)}),
+        "truncated_engine": json.dumps({"engine": str(truncated)}),
+    }
+    with MixedServer(serve_json, environment=PASSIVE_WAITING) as running:
+        yield running

@@ -1,17 +1,26 @@
-"""A `model.py` for tests: the real worker and engine, which files in a control folder slow down or break.
+"""A `model.py` for tests: the real worker and engine, which files in a control folder slow down, steer
+or break.
 
 `fault` holds a stage name: the stage raises while the file is there (`respond`) or once (all others).
-`step_delay_s` holds seconds that every step takes longer. `hold`: steps wait while it is there.
+`step_delay_s`, `respond_delay_s` hold seconds that every step, every response takes longer.
+`hold`: steps wait while it is there; `step` lets one of them through and is taken away by it.
+`script` holds a JSON list of token ids: every request gets them in turn, whatever the model says.
+Written here: `work` (steps and rows of tokens begun so far), `seen` (the last request, as parsed).
 """
 
+import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 import mfs_trt.serving.core as core_module
 import mfs_trt.serving.dispatcher as dispatcher_module
+import mfs_trt.serving.worker as worker_module
+from mfs_trt.sampling.sampler import Sample
 from mfs_trt.scheduler.scheduler import Scheduler
 from mfs_trt.serving.worker import Worker, start_engine
 
@@ -19,10 +28,13 @@ from mfs_trt.serving.worker import Worker, start_engine
 class TritonPythonModel:
     def initialize(self, args):
         self._control = Path(os.environ["MFS_TEST_CONTROL"])
+        self._num_steps = self._num_rows = 0
         self._break(Scheduler, "schedule", "schedule")
         self._break(core_module, "prepare", "prepare")
         self._break(core_module, "sample_rows", "sample")
-        self._break(dispatcher_module, "build_outputs", "respond")
+        self._break(dispatcher_module, "build_outputs", "respond", self._delay_response)
+        self._follow_script()
+        self._show_requests()
         self._worker = Worker.load(args, pb_utils, self._start_engine)
 
     def execute(self, requests):
@@ -45,11 +57,11 @@ class TritonPythonModel:
         core_module.load_core = load_slow_core
         return start_engine(config)
 
-    def _break(self, owner, attribute, stage, before=lambda: None):
+    def _break(self, owner, attribute, stage, before=lambda *_: None):
         inner = getattr(owner, attribute)
 
         def wrapper(*args, **kwargs):
-            before()
+            before(*args)
             fault = self._control / "fault"
             if fault.exists() and fault.read_text() == stage:
                 if stage != "respond":
@@ -59,9 +71,58 @@ class TritonPythonModel:
 
         setattr(owner, attribute, wrapper)
 
-    def _delay(self):
-        delay = self._control / "step_delay_s"
+    def _delay(self, step_input):
+        self._sleep("step_delay_s")
+        while (self._control / "hold").exists():
+            step = self._control / "step"
+            if step.exists():
+                step.unlink()
+                break
+            time.sleep(0.005)
+        self._num_steps += 1
+        self._num_rows += len(step_input.input_ids)
+        self._write("work", json.dumps([self._num_steps, self._num_rows]))
+
+    def _delay_response(self, *_):
+        self._sleep("respond_delay_s")
+
+    def _sleep(self, name):
+        delay = self._control / name
         if delay.exists():
             time.sleep(float(delay.read_text()))
-        while (self._control / "hold").exists():
-            time.sleep(0.005)
+
+    def _follow_script(self):
+        inner = core_module.sample_rows
+
+        def sample_rows(requests, logits):
+            samples = inner(requests, logits)
+            file = self._control / "script"
+            if not file.exists():
+                return samples
+            script = json.loads(file.read_text())
+            rows = np.concatenate([np.asarray(part, np.float64) for part in logits] or [[]])
+            for i, request in enumerate(requests):
+                token_id = script[request.num_output_tokens % len(script)]
+                peak = rows[i].max()
+                log_prob = rows[i][token_id] - peak - np.log(np.exp(rows[i] - peak).sum())
+                samples[i] = Sample(token_id, float(log_prob))
+            return samples
+
+        core_module.sample_rows = sample_rows
+
+    def _show_requests(self):
+        inner = worker_module.parse_request
+
+        def parse_request(*args, **kwargs):
+            rows = inner(*args, **kwargs)
+            shown = [repr((replace(row.prompt, request_id=""), row.options)) for row in rows]
+            self._write("seen", json.dumps(shown))
+            return rows
+
+        worker_module.parse_request = parse_request
+
+    def _write(self, name, text):
+        """At once, so that a reader never sees a part."""
+        scratch = self._control / f".{name}"
+        scratch.write_text(text)
+        scratch.rename(self._control / name)

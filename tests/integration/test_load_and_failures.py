@@ -5,6 +5,7 @@ import time
 import urllib.request
 
 import pytest
+
 from streams import Stream
 
 pytestmark = pytest.mark.triton
@@ -142,12 +143,12 @@ def test_one_more_than_the_queue_limit_is_refused_with_unavailable(slow_server):
     for stream in running:
         stream.wait_first()
     hold.touch()
-    queued = [
-        Stream(slow_server.grpc_port, fields(i)) for i in range(slow_server.max_queue_size)
-    ]
+    queued = [Stream(slow_server.grpc_port, fields(i)) for i in range(slow_server.max_queue_size)]
     wait_until(
-        lambda: metric(slow_server, "nv_trt_llm_request_metrics", request_type="waiting")
-        == slow_server.max_queue_size
+        lambda: (
+            metric(slow_server, "nv_trt_llm_request_metrics", request_type="waiting")
+            == slow_server.max_queue_size
+        )
     )
     refused = Stream(slow_server.grpc_port, fields(1)).finish()
     assert "QueueFullError" in refused.error and "UNAVAILABLE" in refused.error.upper()

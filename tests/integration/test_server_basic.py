@@ -205,23 +205,28 @@ def test_the_client_cancels_by_request_id(client):
 # -- starting and ending -------------------------------------------------------------------------
 
 
-@pytest.fixture(autouse=True)
-def no_leftovers(server, tmp_path, monkeypatch):
-    """What a server started in a test leaves in shared memory or its temporary folder is a fault."""
+@pytest.fixture
+def scratch(tmp_path, monkeypatch):
+    """Where servers put their temporary folders."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    shared = set(Path("/dev/shm").glob("mfs-trt-*"))
-    yield
-    assert not list(tmp_path.glob("mfs-trt-*"))
-    assert set(Path("/dev/shm").glob("mfs-trt-*")) <= shared
+    return tmp_path
 
 
-def test_an_engine_folder_that_does_not_exist_is_one_clear_line(tmp_path):
+def leftovers(scratch: Path, launcher_pid: int) -> list[Path]:
+    """What a server leaves behind: nothing, whatever its end."""
+    shared = Path("/dev/shm").glob(f"mfs-trt-{launcher_pid}-*")
+    return [*scratch.glob("mfs-trt-*"), *shared]
+
+
+def test_an_engine_folder_that_does_not_exist_is_one_clear_line(scratch):
     with pytest.raises(ServerError, match=r"serve\.json: engine: no such folder: \S+/nowhere$"):
-        TritonServer(tmp_path / "nowhere").start()
+        TritonServer(scratch / "nowhere").start()
+    assert not list(scratch.glob("mfs-trt-*"))
 
 
-def test_a_killed_worker_ends_the_streams_of_its_clients(engine_dir):
+def test_a_killed_worker_ends_the_streams_of_its_clients(engine_dir, scratch):
+    shared = set(leftovers(scratch, os.getpid()))
     with TritonServer(engine_dir) as server:
         fields = {"text_input": PROMPT, "max_tokens": 480, "stream": True, "ignore_eos": True}
         stream = Stream(server.grpc_port, fields).wait_first()
@@ -231,9 +236,10 @@ def test_a_killed_worker_ends_the_streams_of_its_clients(engine_dir):
         assert stream.error
         wait_until(lambda: server.failure is not None, timeout_s=2)
         assert f"worker process {server.stub_pid} died" in server.failure
+    assert set(leftovers(scratch, os.getpid())) == shared
 
 
-def test_serve_ends_cleanly_on_sigterm(engine_dir):
+def test_serve_ends_cleanly_on_sigterm(engine_dir, scratch):
     process = subprocess.Popen(
         [sys.executable, "-m", "mfs_trt", "serve", "--engine", str(engine_dir),
          "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"],
@@ -249,3 +255,4 @@ def test_serve_ends_cleanly_on_sigterm(engine_dir):
     output, _ = process.communicate(timeout=40)
     assert process.returncode == 0, output
     assert "stopped" in output
+    assert not leftovers(scratch, process.pid)

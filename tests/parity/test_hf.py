@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import make_hf_folder
 from safetensors.torch import load_file, save_file
-from tiny import drain, submit
 from transformers import AutoModelForCausalLM
 
+from hf_models import make_hf_folder
 from mfs_trt.builder.build import build_engine
 from mfs_trt.builder.config import BuildConfig
 from mfs_trt.checkpoint import open_checkpoint
@@ -23,6 +22,7 @@ from mfs_trt.sampling_params import SamplingParams
 from mfs_trt.scheduler.batch import prepare
 from mfs_trt.serving.core import EngineCore
 from mfs_trt.weights.convert import convert_checkpoint
+from tiny import drain, submit
 
 TIERS = (TierSpec("t0", 2), TierSpec("t1", 3, own_head=True), TierSpec("t2", 6))
 TOLERANCE = 1e-4

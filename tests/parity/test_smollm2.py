@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny import drain, submit
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from mfs_trt.builder.build import build_engine
@@ -28,6 +27,7 @@ from mfs_trt.sampling_params import SamplingParams
 from mfs_trt.serving.core import load_core
 from mfs_trt.weights.convert import convert_checkpoint
 from mfs_trt.weights.store import WeightStore
+from tiny import drain, submit
 
 pytestmark = pytest.mark.slow
 

@@ -3,8 +3,8 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from host_logic import computed_tokens, make_request, make_scheduler
 
+from host_logic import computed_tokens, make_request, make_scheduler
 from mfs_trt.errors import RequestTooLargeError
 from mfs_trt.request import FinishReason
 from mfs_trt.scheduler.batch import prepare

@@ -80,9 +80,7 @@ def test_text_that_is_no_memory_size_is_refused(text):
         parse_nbytes(text)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "nbytes"), [("float32", 4), ("bfloat16", 2), ("float64", 8)]
-)
+@pytest.mark.parametrize(("dtype", "nbytes"), [("float32", 4), ("bfloat16", 2), ("float64", 8)])
 def test_memory_too_small_for_the_dtype_is_refused_in_bytes(family, tmp_path, dtype, nbytes):
     # Four frames (one a segment, and the null frame): K and V, 2 layers, 2 heads, 4 tokens of 12.
     needed = 4 * 2 * 2 * 2 * 4 * 12 * nbytes

@@ -1,4 +1,7 @@
+from io import BytesIO
+
 import pytest
+import sentencepiece as sentencepiece_library
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
@@ -109,6 +112,47 @@ def test_sentencepiece_text_comes_back_as_it_was(text):
     tokenizer = build_gguf_tokenizer(sentencepiece())
     ids = tokenizer.encode(text).ids
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A sentencepiece model as LLaMA's are: byte fallback, no normalisation, a dummy prefix."""
+    lines = [
+        "hello world how are you",
+        "the quick brown fox 日本語",
+        "naïve text 1234 for training",
+    ]
+    model = BytesIO()
+    sentencepiece_library.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines * 50),
+        model_writer=model,
+        vocab_size=360,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
+        split_digits=True,
+        minloglevel=2,
+    )
+    return sentencepiece_library.SentencePieceProcessor(model_proto=model.getvalue())
+
+
+def test_sentencepiece_vocabulary_gives_the_ids_of_the_sentencepiece_library(trained):
+    ids = range(trained.vocab_size())
+    kinds = {trained.is_unknown: 2, trained.is_control: 3, trained.is_byte: 6}
+    fields = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [trained.id_to_piece(i) for i in ids],
+        "tokenizer.ggml.scores": [trained.get_score(i) for i in ids],
+        "tokenizer.ggml.token_type": [
+            next((kind for test, kind in kinds.items() if test(i)), 1) for i in ids
+        ],
+        "tokenizer.ggml.bos_token_id": 1,
+    }
+    tokenizer = build_gguf_tokenizer(fields)
+    for text in ("hello world", "  two  spaces", "日本語 😀 naïve", "quick foxes 1234\nnew", "x"):
+        assert tokenizer.encode(text).ids == [1, *trained.encode(text)], text
 
 
 def test_file_without_vocabulary_says_so(tmp_path):

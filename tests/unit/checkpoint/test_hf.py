@@ -4,6 +4,9 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from tokenizers import Tokenizer, models
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.pre_tokenizers import ByteLevel
 
 from mfs_trt.checkpoint import open_checkpoint
 from mfs_trt.checkpoint.hf import HfCheckpoint
@@ -189,3 +192,41 @@ def test_broken_config_is_refused_by_name(tmp_path, content):
 def test_path_that_does_not_exist_is_refused_by_name(tmp_path):
     with pytest.raises(CheckpointError, match="nowhere"):
         open_checkpoint(tmp_path / "nowhere")
+
+
+def byte_level_vocabulary():
+    alphabet = sorted(ByteLevel.alphabet())
+    return {token: i for i, token in enumerate(["<|endoftext|>", *alphabet, "He"])}
+
+
+def test_tokenizer_files_are_copied_and_load(hf_folder, tmp_path):
+    folder = hf_folder("qwen2")
+    backend = Tokenizer(models.BPE(byte_level_vocabulary(), [("H", "e")]))
+    backend.pre_tokenizer, backend.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
+    original = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|endoftext|>", chat_template="{{ messages }}"
+    )
+    original.save_pretrained(folder)
+    assert HfCheckpoint(folder).write_tokenizer(tmp_path)
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.encode("He 日本 😀") == original.encode("He 日本 😀")
+    assert (loaded.eos_token_id, loaded.chat_template) == (0, "{{ messages }}")
+
+
+def test_vocabulary_without_tokenizer_json_is_turned_into_one(hf_folder, tmp_path):
+    folder = hf_folder("qwen2")
+    (folder / "vocab.json").write_text(json.dumps(byte_level_vocabulary()))
+    (folder / "merges.txt").write_text("#version: 0.2\nH e\n")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}')
+    assert HfCheckpoint(folder).write_tokenizer(tmp_path)
+    assert (tmp_path / "tokenizer.json").is_file()
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.decode(loaded.encode("He 日本 😀")) == "He 日本 😀"
+    assert loaded.convert_ids_to_tokens(loaded.encode("He")) == ["He"]
+
+
+def test_vocabulary_that_nothing_can_read_is_refused_by_folder(hf_folder, tmp_path):
+    folder = hf_folder("llama")
+    (folder / "tokenizer.model").write_bytes(b"not a model")
+    with pytest.raises(CheckpointError, match=r"hf-llama.*expected tokenizer\.json"):
+        HfCheckpoint(folder).write_tokenizer(tmp_path)

@@ -5,12 +5,12 @@ import re
 from dataclasses import replace
 
 import pytest
-from tiny import tiny_family
 
 from mfs_trt.engine import load_engine
 from mfs_trt.engine.interface import EngineLimits
 from mfs_trt.engine.manifest import MANIFEST_NAME, EngineManifest
 from mfs_trt.errors import EngineError, FamilyError
+from tiny import tiny_family
 
 FAMILY = tiny_family((1, 2, 4))
 

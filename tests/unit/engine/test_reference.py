@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import tiny_engine, tiny_family, tiny_model
 
 from mfs_trt.engine.interface import SegmentInput, StepInput
 from mfs_trt.engine.reference import ReferenceEngine
 from mfs_trt.model.transformer import NestedModel
+from tiny import tiny_engine, tiny_family, tiny_model
 
 BLOCK_SIZE = 4
 MAX_BLOCKS = 4

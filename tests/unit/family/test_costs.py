@@ -1,6 +1,6 @@
 import pytest
 
-from mfs_trt.family.costs import format_nbytes, kv_sharing, tier_costs, weight_sharing
+from mfs_trt.family.costs import format_nbytes, freed_kv_tokens, tier_costs, weight_sharing
 from mfs_trt.family.spec import FamilySpec, TierSpec
 from tiny import tiny_config
 
@@ -58,7 +58,12 @@ def test_separate_servers_hold_the_lower_layers_again():
     small, large = (tier.standalone_parameters * 2 for tier in tier_costs(make(), 2))
     assert weights.separate_nbytes == small + large
     assert weights.ratio == (small + large) / weights.family_nbytes
-    assert kv_sharing(make(), 2).ratio == (1 + 4) / 4
+
+
+def test_saved_weight_memory_is_counted_in_tokens_of_the_deepest_tier():
+    weights = weight_sharing(make())
+    saved = weights.separate_nbytes - weights.family_nbytes
+    assert freed_kv_tokens(make(), 4) == saved // (4 * 2 * 2 * 6 * 4)
 
 
 def test_arithmetic_counts_two_per_matrix_weight_and_the_head():

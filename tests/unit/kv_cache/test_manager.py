@@ -4,8 +4,8 @@ import random
 
 import numpy as np
 import pytest
-from host_logic import make_manager, make_request
 
+from host_logic import make_manager, make_request
 from mfs_trt.engine.interface import NULL_FRAME
 
 
@@ -133,9 +133,7 @@ def test_random_load_agrees_with_counting(seed):
     tokens: dict[str, list[int]] = {}
 
     def frames(counts):
-        return sum(
-            m * blocks_needed(n, block_size) for m, n in zip(groups, counts, strict=False)
-        )
+        return sum(m * blocks_needed(n, block_size) for m, n in zip(groups, counts, strict=False))
 
     for _ in range(150):
         request = rng.choice(requests)

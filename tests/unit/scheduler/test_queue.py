@@ -3,8 +3,8 @@
 import random
 
 import pytest
-from host_logic import make_request
 
+from host_logic import make_request
 from mfs_trt.scheduler.queue import WaitingQueue, rank
 
 

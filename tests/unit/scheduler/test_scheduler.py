@@ -1,8 +1,8 @@
 """The scheduler: which tokens a step computes, who waits, who makes way, who is finished."""
 
 import pytest
-from host_logic import add, computed_tokens, make_request, make_scheduler, run_step
 
+from host_logic import add, computed_tokens, make_request, make_scheduler, run_step
 from mfs_trt.errors import RequestTooLargeError
 from mfs_trt.request import FinishReason, RequestStatus
 from mfs_trt.scheduler import scheduler as scheduler_module

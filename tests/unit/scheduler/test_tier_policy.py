@@ -1,11 +1,11 @@
 """A request runs at the tier it names, else at the highest that its bounds allow."""
 
 import pytest
-from tiny import tiny_family
 
 from mfs_trt.errors import FamilyError, InvalidRequestError
 from mfs_trt.request import PromptRequest
 from mfs_trt.scheduler.tier_policy import choose_tier
+from tiny import tiny_family
 
 FAMILY = tiny_family((1, 2, 4))  # tiers t0, t1, t2
 

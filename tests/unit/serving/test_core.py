@@ -4,8 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from tiny import drain, run_alone, submit, tiny_engine, tiny_family, tiny_model
-from tiny_tokenizers import build_tokenizer
 
 from mfs_trt.builder.build import build_engine
 from mfs_trt.builder.config import BuildConfig
@@ -13,6 +11,8 @@ from mfs_trt.errors import FamilyError, InvalidRequestError, RequestTooLargeErro
 from mfs_trt.request import FinishReason, PromptRequest
 from mfs_trt.sampling_params import SamplingParams
 from mfs_trt.serving.core import EngineCore, load_core
+from tiny import drain, run_alone, submit, tiny_engine, tiny_family, tiny_model
+from tiny_tokenizers import build_tokenizer
 
 FAMILY = tiny_family((1, 2, 4))
 MODEL = tiny_model(FAMILY)
@@ -95,7 +95,8 @@ def test_each_sequence_has_an_id_and_a_seed_of_its_own(core):
 
 
 def test_seed_is_drawn_where_none_is_given(core):
-    request = PromptRequest("r", SamplingParams(temperature=1.0), token_ids=PROMPT)
+    params = SamplingParams(temperature=1.0, max_tokens=2)
+    request = PromptRequest("r", params, token_ids=PROMPT)
     assert core.make_requests(request)[0].seed != core.make_requests(request)[0].seed
 
 
@@ -105,7 +106,10 @@ def test_sequences_of_one_request_differ_and_equal_those_of_their_seeds(core):
     for i in range(3):
         mine = tokens(e for e in events if e.sequence_index == i)
         alone = run_alone(
-            MODEL, PROMPT, "t2", SamplingParams(max_tokens=6, end_id=-1, seed=5 + i, temperature=1.0)
+            MODEL,
+            PROMPT,
+            "t2",
+            SamplingParams(max_tokens=6, end_id=-1, seed=5 + i, temperature=1.0),
         )
         assert mine == alone
     assert len({tuple(tokens(e for e in events if e.sequence_index == i)) for i in range(3)}) == 3

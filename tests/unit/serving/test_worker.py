@@ -86,6 +86,8 @@ def test_events_that_wait_for_one_sequence_become_one_response(worker, engine):
 def test_an_unstreamed_request_gets_exactly_one_response_with_its_prompt(worker, engine):
     sender = send(worker, "hi ", stream=False).sender
     engine.emit("a")
+    time.sleep(0.02)
+    assert sender.responses == []
     engine.emit("b", ends="length")
     (response,) = sender.finish()
     assert response["text_output"].item() == b"hi ab"
