@@ -3,6 +3,8 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from mfs_trt.builder.config import ITEM_SIZES, BuildConfig
@@ -10,10 +12,16 @@ from mfs_trt.engine.manifest import MANIFEST_NAME, EngineManifest
 from mfs_trt.errors import ConfigError, EngineError
 from mfs_trt.family.spec import FamilySpec, load_family
 from mfs_trt.model.rope import max_exact_positions
+from mfs_trt.weights.store import WeightStore
 
 
-def build_engine(family_dir: Path | str, out: Path | str, config: BuildConfig) -> Path:
-    """Write the engine folder `out` for the family; returns it.
+def build_engine(
+    family_dir: Path | str,
+    out: Path | str,
+    config: BuildConfig,
+    on_plan: Callable[[str], None] = lambda name: None,
+) -> Path:
+    """Write the engine folder `out` for the family; returns it. `on_plan` hears of each plan built.
 
     Replaces an engine folder, and nothing else. Raises `FamilyError`, `EngineError` or
     `ConfigError`.
@@ -29,13 +37,19 @@ def build_engine(family_dir: Path | str, out: Path | str, config: BuildConfig) -
         block_size=config.block_size,
         memory_nbytes=config.memory_nbytes,
         limits=config.limits,
+        kv_dtype=config.kv_dtype,
+        weight_format=config.weight_format,
     )
-    manifest.kv_spec(family, ITEM_SIZES[config.dtype])
+    # 8-bit caches hold scales as well, whose size is known to the compiled plan: loading counts them.
+    itemsize = 1 if config.kv_dtype == "uint8" else ITEM_SIZES[config.kv_dtype or config.dtype]
+    manifest.kv_spec(family, manifest.layer_nbytes(family, itemsize))
     if out.exists() and not _is_replaceable(out):
         raise EngineError(f"{out}: expected an empty or an engine folder, got something else")
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
+        if config.target == "openvino":
+            manifest = _with_openvino_plans(manifest, family, config, temporary, on_plan)
         manifest.save(temporary)
         if out.exists():
             shutil.rmtree(out)
@@ -43,6 +57,22 @@ def build_engine(family_dir: Path | str, out: Path | str, config: BuildConfig) -
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return out
+
+
+def _with_openvino_plans(
+    manifest: EngineManifest,
+    family: FamilySpec,
+    config: BuildConfig,
+    folder: Path,
+    on_plan: Callable[[str], None],
+) -> EngineManifest:
+    import openvino
+
+    from mfs_trt.builder.openvino import build_plans
+
+    store = WeightStore(manifest.family)
+    plans = build_plans(family, store, config, folder, on_plan)
+    return replace(manifest, plans=plans, backend_version=openvino.__version__)
 
 
 def _is_replaceable(folder: Path) -> bool:

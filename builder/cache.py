@@ -1,4 +1,4 @@
-"""Engines built on demand, kept by content: same family, settings and version → same folder."""
+"""Engines built on demand, kept by content: same family, settings and versions → same folder."""
 
 import hashlib
 import os
@@ -34,10 +34,18 @@ def resolve_engine(folder: Path | str, config: BuildConfig | None = None) -> Pat
             f"or a family folder with {FAMILY_MANIFEST}"
         )
     config = config or BuildConfig()
-    key = repr(
-        (str(folder.resolve()), load_family(folder).revision, asdict(config), mfs_trt.__version__)
-    )
+    versions = mfs_trt.__version__, _backend_version(config.target)
+    key = repr((str(folder.resolve()), load_family(folder).revision, asdict(config), versions))
     out = cache_folder() / hashlib.sha256(key.encode()).hexdigest()[:16]
     if not (out / ENGINE_MANIFEST).exists():
         build_engine(folder, out, config)
     return out
+
+
+def _backend_version(target: str) -> str:
+    """Of the library whose plans another version of it does not run."""
+    if target != "openvino":
+        return ""
+    import openvino
+
+    return openvino.__version__

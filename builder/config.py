@@ -6,21 +6,38 @@ from dataclasses import dataclass
 from mfs_trt.engine.interface import EngineLimits
 from mfs_trt.errors import ConfigError
 
-TARGETS = ("reference",)
-PLANNED_TARGETS = ("openvino", "tensorrt", "tensorrt-rtx", "cuda")
+TARGETS = ("openvino", "reference")
+PLANNED_TARGETS = ("tensorrt", "tensorrt-rtx", "cuda")
 ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float64": 8}  # dtypes to compute in: bytes per element
 GIB = 1 << 30
+
+# Per target, what each setting may be; the empty string is "the same as dtype".
+_CHOICES: dict[str, dict[str, tuple[str | int, ...]]] = {
+    "reference": {
+        "dtype": tuple(ITEM_SIZES),
+        "kv_dtype": ("",),
+        "weight_format": ("",),
+    },
+    "openvino": {
+        "dtype": ("float32", "bfloat16"),
+        "kv_dtype": ("", "float32", "bfloat16", "uint8"),
+        "weight_format": ("", "int8", "int4"),
+        "block_size": (32,),  # the only one that OpenVINO's CPU plugin takes
+    },
+}
 
 
 @dataclass(frozen=True)
 class BuildConfig:
     """Settings of one build; raises `ConfigError` naming the setting, the choice and the value."""
 
-    target: str = "reference"
+    target: str = "openvino"
     dtype: str = "float32"
     block_size: int = 32  # tokens per block
     memory_nbytes: int = GIB  # of the KV arena
     limits: EngineLimits = EngineLimits()
+    kv_dtype: str = ""  # dtype when empty; openvino also: uint8
+    weight_format: str = ""  # dtype when empty; openvino: int8, int4
 
     def __post_init__(self) -> None:
         if self.target in PLANNED_TARGETS:
@@ -30,8 +47,18 @@ class BuildConfig:
             )
         if self.target not in TARGETS:
             raise ConfigError(f"target: expected {', '.join(TARGETS)}, got {self.target!r}")
-        if self.dtype not in ITEM_SIZES:
-            raise ConfigError(f"dtype: expected one of {', '.join(ITEM_SIZES)}, got {self.dtype!r}")
+        for name, known in _CHOICES[self.target].items():
+            if getattr(self, name) not in known:
+                expected = ", ".join(str(k) for k in known if k)
+                raise ConfigError(
+                    f"{name}: expected {expected} for target {self.target}, "
+                    f"got {getattr(self, name)!r}"
+                )
+        if self.target == "openvino" and self.kv_dtype not in ("", self.dtype, "uint8"):
+            raise ConfigError(
+                f"kv_dtype: expected {self.dtype}, as dtype, or uint8 for target openvino, "
+                f"got {self.kv_dtype!r}"
+            )
         positive = {
             "block_size": self.block_size,
             "memory": self.memory_nbytes,

@@ -51,7 +51,7 @@ def make_manager(
         num_kv_heads=1,
         head_dim=2,
         block_size=block_size,
-        itemsize=4,
+        layer_nbytes=2 * 2 * 4 * block_size,
         num_frames=num_frames,
     )
     return KVCacheManager(spec, max_num_seqs, max_model_len)

@@ -1,6 +1,5 @@
 """What a running server shows of itself: HTTP answers, metrics, memory, threads."""
 
-import contextlib
 import json
 import socket
 import struct
@@ -81,11 +80,18 @@ class HttpStream:
 # -- state ---------------------------------------------------------------------------------------
 
 
+def get_status(server, path: str) -> int:
+    """Status of a GET of `/v2/{path}`."""
+    url = f"http://127.0.0.1:{server.http_port}/v2/{path}"
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return response.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
 def is_ready(server) -> bool:
-    url = f"http://127.0.0.1:{server.http_port}/v2/health/ready"
-    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as response:
-        return response.status == 200
-    return False
+    return get_status(server, "health/ready") == 200
 
 
 def metric(server, name: str, **labels) -> float:

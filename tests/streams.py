@@ -46,6 +46,7 @@ class Stream:
     model: str = "ensemble"
     request_id: str = ""
     outputs: tuple[str, ...] = ("text_output",)
+    timeout_us: int | None = None  # Triton's own request timeout
     chunks: list[str] = field(default_factory=list)
     results: list = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
@@ -63,6 +64,7 @@ class Stream:
             request_id=self.request_id,
             outputs=[grpcclient.InferRequestedOutput(name) for name in self.outputs],
             enable_empty_final_response=True,
+            timeout=self.timeout_us,
         )
 
     def _on_response(self, result, error):
@@ -110,3 +112,60 @@ class Stream:
         """All values of an output over the responses, flattened."""
         arrays = [r.as_numpy(output) for r in self.results]
         return [v for a in arrays if a is not None for v in a.reshape(-1).tolist()]
+
+
+class Burst:
+    """Many streamed requests to `ensemble` over one gRPC stream, sent at once."""
+
+    def __init__(self, port: int, requests: list[dict]) -> None:
+        self.texts: dict[int, str] = {}  # of those that finished, by place in `requests`
+        self.errors: list[str] = []
+        self._chunks = [""] * len(requests)
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._client = grpcclient.InferenceServerClient(f"127.0.0.1:{port}")
+        self._client.start_stream(self._on_response)
+        for i, fields in enumerate(requests):
+            self._client.async_stream_infer(
+                "ensemble",
+                tensors({"stream": True, **fields}),
+                request_id=str(i),
+                outputs=[grpcclient.InferRequestedOutput("text_output")],
+                enable_empty_final_response=True,
+            )
+
+    def _on_response(self, result, error):
+        with self._changed:
+            if self._is_closed:
+                return
+            if error is not None:
+                self.errors.append(str(error))
+            else:
+                response = result.get_response()
+                texts = result.as_numpy("text_output")
+                if texts is not None:
+                    self._chunks[int(response.id)] += texts.reshape(-1)[0].decode()
+                if response.parameters["triton_final_response"].bool_param:
+                    self.texts[int(response.id)] = self._chunks[int(response.id)]
+            self._changed.notify_all()
+
+    def wait(self, *, num_errors: int = 0, num_texts: int = 0, timeout_s: float = 60) -> None:
+        """Until so many failed and so many finished."""
+        with self._changed:
+            assert self._changed.wait_for(
+                lambda: len(self.errors) >= num_errors and len(self.texts) >= num_texts, timeout_s
+            ), f"{len(self.errors)} errors, {len(self.texts)} texts"
+
+    def finish(self, timeout_s: float = 120) -> "Burst":
+        with self._changed:
+            assert self._changed.wait_for(
+                lambda: len(self.errors) + len(self.texts) == len(self._chunks), timeout_s
+            ), f"{len(self.errors)} errors, {len(self.texts)} texts of {len(self._chunks)}"
+        self.close()
+        return self
+
+    def close(self) -> None:
+        """Go away; what still runs is cancelled."""
+        self._is_closed = True
+        self._client.stop_stream(cancel_requests=True)
+        self._client.close()

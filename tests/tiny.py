@@ -72,7 +72,11 @@ def tiny_engine(
         num_kv_heads=family.model.num_kv_heads,
         head_dim=family.model.head_dim,
         block_size=block_size,
-        itemsize=model.embed_tokens.weight.dtype.itemsize,
+        layer_nbytes=2
+        * family.model.num_kv_heads
+        * family.model.head_dim
+        * block_size
+        * model.embed_tokens.weight.dtype.itemsize,
         num_frames=num_frames,
         num_feature_slots=num_feature_slots,
     )

@@ -4,19 +4,30 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from mfs_trt.builder.build import build_engine
 from mfs_trt.builder.config import BuildConfig, parse_nbytes
+from mfs_trt.cli.progress import build_progress
 from mfs_trt.engine.interface import EngineLimits
+from mfs_trt.family.spec import load_family
+
+console = Console()
 
 
 def build(
     family: Annotated[Path, typer.Argument(help="A family folder.")],
     out: Annotated[Path, typer.Option(help="The engine folder to write.")] = Path("engine"),
-    target: Annotated[str, typer.Option(help="What runs it.")] = "reference",
+    target: Annotated[str, typer.Option(help="What runs it: openvino, reference.")] = "openvino",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float64.")] = "float32",
     block_size: Annotated[int, typer.Option(help="Tokens per KV block.")] = 32,
     memory: Annotated[str, typer.Option(help="Size of the KV arena, as 512MiB.")] = "1GiB",
+    kv_dtype: Annotated[
+        str, typer.Option(help="Of keys and values: the same as dtype by default; uint8.")
+    ] = "",
+    weights: Annotated[
+        str, typer.Option(help="int8 or int4 (openvino); in dtype by default.")
+    ] = "",
     max_num_seqs: Annotated[int, typer.Option(help="Requests in a step.")] = 64,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in a step.")] = 512,
     max_model_len: Annotated[int, typer.Option(help="Tokens of one request.")] = 2048,
@@ -28,6 +39,9 @@ def build(
         block_size=block_size,
         memory_nbytes=parse_nbytes(memory),
         limits=EngineLimits(max_num_seqs, max_num_batched_tokens, max_model_len),
+        kv_dtype=kv_dtype,
+        weight_format=weights,
     )
-    path = build_engine(family, out, config)
-    print(f"engine: {path}")
+    with build_progress(load_family(family), console) as on_plan:
+        path = build_engine(family, out, config, on_plan)
+    console.print(f"engine: {path}", highlight=False)

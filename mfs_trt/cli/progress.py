@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from mfs_trt.checkpoint import CheckpointReader
+from mfs_trt.family.spec import FamilySpec
 from mfs_trt.tensor_names import tensor_shapes
 from mfs_trt.weights.writer import TensorEntry
 
@@ -17,14 +18,8 @@ def conversion_progress(
     reader: CheckpointReader, console: Console
 ) -> Iterator[Callable[[TensorEntry], None]]:
     """Show a bar during a conversion; yields the `on_tensor` of `convert_checkpoint`."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-    )
     total = sum(prod(shape) for shape in tensor_shapes(reader.config).values())
-    with Progress(*columns, console=console) as progress:
+    with _bar(console) as progress:
         task = progress.add_task("weights", total=total)
 
         def on_tensor(entry: TensorEntry) -> None:
@@ -32,3 +27,24 @@ def conversion_progress(
 
         yield on_tensor
         progress.update(task, completed=total)
+
+
+@contextmanager
+def build_progress(family: FamilySpec, console: Console) -> Iterator[Callable[[str], None]]:
+    """Show a bar during a build; yields the `on_plan` of `build_engine`."""
+    heads = {family.head_name(tier) for tier in range(len(family.tiers))}
+    total = len(family.segments) + len(heads)
+    with _bar(console) as progress:
+        task = progress.add_task("plans", total=total)
+        yield lambda name: progress.update(task, advance=1, description=name)
+        progress.update(task, completed=total, description="plans")
+
+
+def _bar(console: Console) -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=console)

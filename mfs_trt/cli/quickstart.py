@@ -1,4 +1,4 @@
-"""`mfs-trt quickstart`: a real model, from the package registry to streamed answers of every tier."""
+"""`mfs-trt quickstart`: a real model, from the registry to streamed answers of every tier."""
 
 import subprocess
 import sys
@@ -88,6 +88,4 @@ def ask(family: FamilySpec, grpc_port: int, max_tokens: int) -> None:
             for event in client.stream(OPENING, params=params, tier=tier.name):
                 console.print(event.text, end="", markup=False, highlight=False)
             console.print()
-    console.print(
-        "\nThe lower tiers talk nonsense: their exits are untrained until the family is precipitated."
-    )
+    console.print("\nThe lower tiers talk nonsense: their exits are untrained until precipitation.")

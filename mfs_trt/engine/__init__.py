@@ -16,7 +16,11 @@ def load_engine(folder: Path | str) -> Engine:
         from mfs_trt.engine.reference import ReferenceEngine
 
         return ReferenceEngine.load(manifest)
+    if manifest.target == "openvino":
+        from mfs_trt.engine.openvino import OpenVinoEngine
+
+        return OpenVinoEngine.load(Path(folder), manifest)
     raise EngineError(
-        f"{folder}: target: expected one that this version runs (reference), "
+        f"{folder}: target: expected one that this version runs (openvino, reference), "
         f"got {manifest.target!r}"
     )

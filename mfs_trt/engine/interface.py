@@ -5,6 +5,7 @@ its requests. A *slot* is `frame_id * block_size + offset`. A block of a segment
 groups occupies `m` frames.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,9 +49,24 @@ class StepInput:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """Logits of each exit's `exit_rows`, in their order."""
+    """Each exit's `exit_rows`, in their order; per segment, None where there is none.
 
-    logits: tuple[np.ndarray | None, ...]  # per segment: [num_exits, vocab_size] float32 or float64
+    The arrays are the engine's own: valid until its next step.
+    """
+
+    logits: tuple[np.ndarray | None, ...]  # [num_exits, vocab_size] float32 or float64
+    token_ids: tuple[np.ndarray | None, ...]  # [num_exits]: the most likely token
+    top_logits: tuple[np.ndarray | None, ...]  # [num_exits]: its logit; nan where a row has one
+
+    @classmethod
+    def from_logits(cls, logits: Sequence[np.ndarray | None]) -> "StepOutput":
+        """For engines that do not find the most likely token themselves; ties go to the lowest id."""
+        token_ids = [None if rows is None else rows.argmax(axis=1) for rows in logits]
+        top_logits = [
+            None if rows is None or ids is None else rows[np.arange(len(ids)), ids]
+            for rows, ids in zip(logits, token_ids, strict=True)
+        ]
+        return cls(tuple(logits), tuple(token_ids), tuple(top_logits))
 
 
 @dataclass(frozen=True)
@@ -74,20 +90,13 @@ class KVCacheSpec:
     num_kv_heads: int
     head_dim: int
     block_size: int
-    itemsize: int  # bytes per element
+    layer_nbytes: int  # one layer's keys and values in one frame
     num_frames: int  # the null frame included
     num_feature_slots: int = 0  # rows of each boundary's feature pool
 
     @property
     def frame_nbytes(self) -> int:
-        return (
-            2
-            * self.group_size
-            * self.num_kv_heads
-            * self.block_size
-            * self.head_dim
-            * self.itemsize
-        )
+        return self.group_size * self.layer_nbytes
 
     @property
     def nbytes(self) -> int:
@@ -111,10 +120,7 @@ class Engine(Protocol):
     kv_spec: KVCacheSpec
 
     def execute(self, step: StepInput) -> StepOutput:
-        """Run one step: read and write the arena in place, return the wanted logits.
-
-        The returned arrays stay valid after the next call.
-        """
+        """Run one step: read and write the arena in place, return the wanted logits."""
         ...
 
     def close(self) -> None:

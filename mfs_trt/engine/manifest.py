@@ -1,5 +1,6 @@
 """EngineManifest: what an engine folder holds and was built from; the content of `engine.json`."""
 
+import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, fields
@@ -15,6 +16,30 @@ MANIFEST_NAME = "engine.json"
 
 
 @dataclass(frozen=True)
+class PlanFile:
+    """A plan's files in the engine folder, with their SHA-256."""
+
+    name: str  # segment_0, head_0, …
+    files: dict[str, str]  # file name → digest; the first one is the plan itself
+
+    def check(self, folder: Path) -> Path:
+        """Path of the plan; raises `EngineError` when one of its files is missing or not the built one."""
+        for name, digest in self.files.items():
+            path = folder / name
+            try:
+                with path.open("rb") as file:
+                    found = hashlib.file_digest(file, "sha256").hexdigest()
+            except FileNotFoundError:
+                raise EngineError(f"{path}: missing; build the engine again") from None
+            if found != digest:
+                raise EngineError(
+                    f"{path}: truncated or corrupt: expected SHA-256 {digest[:12]}, "
+                    f"got {found[:12]}; build the engine again"
+                )
+        return folder / next(iter(self.files))
+
+
+@dataclass(frozen=True)
 class EngineManifest:
     """Settings of one build. Weights stay in the family folder, named by path and revision."""
 
@@ -25,6 +50,10 @@ class EngineManifest:
     block_size: int  # tokens per block
     memory_nbytes: int  # of the KV arena
     limits: EngineLimits
+    kv_dtype: str = ""  # float32, bfloat16, uint8; the same as dtype when empty
+    weight_format: str = ""  # int8, int4; dtype when empty
+    backend_version: str = ""  # of the library that runs the plans
+    plans: tuple[PlanFile, ...] = ()
 
     def save(self, folder: Path) -> None:
         """Write `engine.json` atomically."""
@@ -50,10 +79,19 @@ class EngineManifest:
             raise EngineError(f"{path}: format_version: expected {FORMAT_VERSION}, got {version}")
         try:
             limits = EngineLimits(**data.pop("limits"))
-            return cls(limits=limits, **data)
+            plans = tuple(PlanFile(**plan) for plan in data.pop("plans"))
+            return cls(limits=limits, plans=plans, **data)
         except (KeyError, TypeError) as error:
             known = ", ".join(f.name for f in fields(cls))
             raise EngineError(f"{path}: malformed: {error}; expected the keys {known}") from None
+
+    def plan(self, name: str) -> PlanFile:
+        """The plan called `name`; raises `EngineError` when the folder has none."""
+        for plan in self.plans:
+            if plan.name == name:
+                return plan
+        known = ", ".join(p.name for p in self.plans) or "none"
+        raise EngineError(f"plans: expected one called {name}, got {known}")
 
     def load_family(self) -> FamilySpec:
         """The family it was built from; raises `EngineError` when that has changed since."""
@@ -65,8 +103,13 @@ class EngineManifest:
             )
         return spec
 
-    def kv_spec(self, family: FamilySpec, itemsize: int) -> KVCacheSpec:
-        """Sizes of the arena that `memory_nbytes` allow.
+    def layer_nbytes(self, family: FamilySpec, itemsize: int) -> int:
+        """Bytes of one layer's keys and values in one frame, as plain numbers of `itemsize`."""
+        model = family.model
+        return 2 * model.num_kv_heads * self.block_size * model.head_dim * itemsize
+
+    def kv_spec(self, family: FamilySpec, layer_nbytes: int) -> KVCacheSpec:
+        """Sizes of the arena that `memory_nbytes` allow, where a frame takes `layer_nbytes` a layer.
 
         Raises `EngineError` when that is less than one block of every segment.
         """
@@ -76,7 +119,7 @@ class EngineManifest:
             num_kv_heads=family.model.num_kv_heads,
             head_dim=family.model.head_dim,
             block_size=self.block_size,
-            itemsize=itemsize,
+            layer_nbytes=layer_nbytes,
             num_frames=1,
         )
         num_frames = self.memory_nbytes // one.frame_nbytes

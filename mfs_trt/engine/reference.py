@@ -57,8 +57,9 @@ class ReferenceEngine:
         if dtype is None:
             raise EngineError(f"dtype: expected {', '.join(DTYPES)}, got {manifest.dtype!r}")
         store = WeightStore(manifest.family)
+        kv_spec = manifest.kv_spec(family, manifest.layer_nbytes(family, dtype.itemsize))
         model = NestedModel.from_store(store, manifest.limits.max_model_len, dtype)
-        return cls(model, manifest.limits, manifest.kv_spec(family, dtype.itemsize))
+        return cls(model, manifest.limits, kv_spec)
 
     @torch.inference_mode()
     def execute(self, step: StepInput) -> StepOutput:
@@ -73,7 +74,7 @@ class ReferenceEngine:
             x = self.model.run_segment(s, x, positions, self._attend(s, rows))
             self._save_features(s, rows.save_features, x)
             logits.append(self._exit(s, rows.exit_rows, x))
-        return StepOutput(tuple(logits))
+        return StepOutput.from_logits(logits)
 
     def close(self) -> None:
         self.key_cache, self.value_cache, self.features = [], [], []

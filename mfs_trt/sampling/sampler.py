@@ -53,16 +53,24 @@ class Sample:
     log_prob: float  # natural, of the unfiltered distribution; nan unless asked for
 
 
-def sample(logits: np.ndarray, rows: Sequence[SamplingRow]) -> list[Sample]:
+def sample(
+    logits: np.ndarray,
+    rows: Sequence[SamplingRow],
+    *,
+    token_ids: np.ndarray | None = None,
+    top_logits: np.ndarray | None = None,
+) -> list[Sample]:
     """Choose a token for each row of logits [n, vocab_size]; the logits are not changed.
 
-    Greedy ties go to the lowest id. Raises `InvalidLogitsError`, naming the first row at fault.
+    `token_ids` and `top_logits` [n]: each row's most likely token and its logit, where the engine has found
+    them; then plain greedy rows leave the logits unread. Greedy ties go to the lowest id, or to what the
+    engine found. Raises `InvalidLogitsError`, naming the first row at fault.
     """
     assert len(logits) == len(rows), (logits.shape, len(rows))
     if not rows:
         return []
-    token_ids = np.argmax(logits, axis=1)
-    highest = logits[np.arange(len(rows)), token_ids]  # nan where a row has one
+    token_ids = np.argmax(logits, axis=1) if token_ids is None else token_ids.copy()
+    highest = logits[np.arange(len(rows)), token_ids] if top_logits is None else top_logits
     if not np.isfinite(highest).all():
         first = int(np.flatnonzero(~np.isfinite(highest))[0])
         raise InvalidLogitsError(first, float(highest[first]))

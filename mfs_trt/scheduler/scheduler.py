@@ -17,6 +17,7 @@ from mfs_trt.request import FinishReason, Request, RequestStatus
 from mfs_trt.scheduler.output import SchedulerOutput, SegmentItems
 from mfs_trt.scheduler.queue import WaitingQueue, rank
 
+MAX_SET_ASIDE = 16  # waiting requests that do not fit, until a step looks no further
 MAX_PASSES = 64  # times a request that does not fit may be passed before it blocks the queue
 
 
@@ -140,6 +141,8 @@ class Scheduler:
                 if request.num_preemptions or self._is_overtaken(request):
                     break
                 passed.append(request)
+                if len(passed) == MAX_SET_ASIDE:
+                    break
                 continue
             for other in passed:
                 self._num_passes[other.request_id] = self._num_passes.get(other.request_id, 0) + 1
@@ -178,20 +181,19 @@ class Scheduler:
         It fits when there is room beside one more block for each running request: the reserve keeps
         an admission from preempting its neighbours a step later.
         """
-        reserve_per_seat = self.kv_cache.spec.groups_per_segment[0]
+        one_block = self.kv_cache.spec.frames_needed
+        reserve = sum(one_block(other.tier, 1) for other in self.running)
         missing = self.kv_cache.missing_frames(request, room)
         free, num_running = self.kv_cache.pool.num_free_frames, len(self.running)
         candidates = self._victims(request, below=(-request.priority + 1,))
         chosen: list[Request] = []
-        while (
-            num_running >= self.limits.max_num_seqs
-            or missing + num_running * reserve_per_seat > free
-        ):
+        while num_running >= self.limits.max_num_seqs or missing + reserve > free:
             victim = next(candidates, None)
             if victim is None:
                 return None
             chosen.append(victim)
             num_running -= 1
+            reserve -= one_block(victim.tier, 1)
             free += self.kv_cache.num_frames_held(victim)
         return chosen
 

@@ -225,7 +225,7 @@ class AsyncEngine:
                 if not self._take_commands():
                     return
                 if self._core.has_requests:
-                    for event in self._core.step():
+                    for event in self._core.step_tokens():
                         self._responses.put(event)
                     self._num_failed_steps = 0
             except Exception as error:  # the thread must outlive any fault of a step
@@ -276,11 +276,14 @@ class AsyncEngine:
                 event = self._responses.get(timeout=self._next_deadline_in_s())
             except queue.Empty:
                 event = None
-            if event is not None:
-                self._respond(event)
-            elif not self._engine_thread.is_alive() and self._responses.empty():
+            if event is None and not self._engine_thread.is_alive() and self._responses.empty():
                 return
-            self._expire()
+            try:
+                if event is not None:
+                    self._respond(event)
+                self._expire()
+            except Exception:  # the thread must outlive any fault: everybody waits for it
+                logger.exception("an answer failed")
 
     def _next_deadline_in_s(self) -> float | None:
         with self._lock:
@@ -308,6 +311,7 @@ class AsyncEngine:
 
     def _respond(self, event: TokenEvent) -> None:
         """Call back, unless the request has had its last event."""
+        event = self._with_text(event)
         with self._lock:
             stream = self._streams.get(event.request_id)
             if stream is None:
@@ -330,6 +334,18 @@ class AsyncEngine:
                 self._work.notify()
         if is_last:
             self._close(event.request_id)
+
+    def _with_text(self, event: TokenEvent) -> TokenEvent:
+        """The text is made here, beside the engine's next step; a fault in it ends the request."""
+        try:
+            return self._core.add_text(event)
+        except Exception as error:
+            logger.exception("the text of a request could not be made; it is ended")
+            with self._lock:
+                self._aborted.append(event.request_id)
+                self._work.notify()
+            failure = EngineFailedError(f"no text: {type(error).__name__}: {error}")
+            return TokenEvent(event.request_id, event.sequence_index, error=failure)
 
     def _close(self, serial: str) -> None:
         with self._lock:

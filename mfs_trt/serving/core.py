@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +68,7 @@ class EngineCore:
             bad_words += self._require_tokenizer("bad_words").encode_words(params.bad_words)
         requests = [
             Request(
-                request_id=f"{prompt_request.request_id}#{i}",
+                request_id=sequence_id(prompt_request.request_id, i),
                 prompt_request=prompt_request,
                 sequence_index=i,
                 prompt_token_ids=token_ids,
@@ -105,6 +106,12 @@ class EngineCore:
 
     def step(self) -> list[TokenEvent]:
         """Run one step and return what it produced, at most one event per sequence."""
+        return [self.add_text(event) for event in self.step_tokens()]
+
+    def step_tokens(self) -> list[TokenEvent]:
+        """`step` without the text that no decision waits for: `add_text` makes it, at any time before
+        the sequence's next event, in any thread.
+        """
         started = time.monotonic()
         output = self.scheduler.schedule()
         assert not output.is_empty, "requests wait, but nothing can be scheduled"
@@ -112,15 +119,31 @@ class EngineCore:
         kv_cache = self.scheduler.kv_cache
         step_input = prepare(output, kv_cache.tables.segments, kv_cache.spec.block_size)
         step_output = self.engine.execute(step_input)
-        requests, logits = self._sampled_rows(output, step_output)
-        samples = sample_rows(requests, logits)
+        requests = [
+            self.scheduler.requests[request_id] for ids in output.sampled for request_id in ids
+        ]
+        samples = sample_rows(requests, step_output)
         self.scheduler.update(
             output, {r.request_id: s.token_id for r, s in zip(requests, samples, strict=True)}
         )
-        events = self._events(requests, samples, logits)
+        events = self._events(requests, samples, step_output)
         self.num_steps += 1
         self.last_step_duration_s = time.monotonic() - started
         return events
+
+    def add_text(self, event: TokenEvent) -> TokenEvent:
+        """The event with its text, unless it has it already: stop words are looked for within the step."""
+        if event.error is not None:
+            return event
+        key = sequence_id(event.request_id, event.sequence_index)
+        stream = self._texts.get(key)
+        if stream is None or stream.has_stop_words:
+            return event
+        text, _ = stream.push(event.token_ids, event.finish_reason is FinishReason.STOP)
+        if event.finish_reason is not None:
+            text += stream.finish()
+            self._texts.pop(key, None)  # the engine thread may have dropped it meanwhile
+        return replace(event, text=text)
 
     def _stamp(self, output: SchedulerOutput, now_s: float) -> None:
         """Remember when each request was first scheduled."""
@@ -129,20 +152,10 @@ class EngineCore:
             if request.first_scheduled_time_s is None:
                 request.first_scheduled_time_s = now_s
 
-    def _sampled_rows(
-        self, output: SchedulerOutput, step_output: StepOutput
-    ) -> tuple[list[Request], list[np.ndarray]]:
-        """The requests that get a token in this step, and their logits per exit."""
-        requests = [
-            self.scheduler.requests[request_id] for ids in output.sampled for request_id in ids
-        ]
-        logits = [rows for rows in step_output.logits if rows is not None]
-        return requests, logits
-
     def _events(
-        self, requests: Sequence[Request], samples: Sequence[Sample], logits: list[np.ndarray]
+        self, requests: Sequence[Request], samples: Sequence[Sample], output: StepOutput
     ) -> list[TokenEvent]:
-        rows = (row for exit_logits in logits for row in exit_logits)
+        rows = (row for logits in output.logits if logits is not None for row in logits)
         return [
             self._event(request, sampled, row)
             for request, sampled, row in zip(requests, samples, rows, strict=True)
@@ -150,18 +163,10 @@ class EngineCore:
 
     def _event(self, request: Request, sampled: Sample, logits: np.ndarray) -> TokenEvent:
         params = request.params
-        text = ""
         stream = self._texts.get(request.request_id)
-        if stream is not None:
-            ends = request.finish_reason is FinishReason.STOP
-            text, stopped = stream.push([sampled.token_id], ends)
-            if stopped:
-                if not request.is_finished:
-                    self.scheduler.finish(request, FinishReason.STOP)
-                request.finish_reason = FinishReason.STOP
-            if request.is_finished:
-                text += stream.finish()
-                del self._texts[request.request_id]
+        text = ""
+        if stream is not None and stream.has_stop_words:
+            text = self._text_with_stop_words(stream, request, sampled.token_id)
         if params.return_log_probs:
             request.cumulative_log_prob += sampled.log_prob
         return TokenEvent(
@@ -179,6 +184,18 @@ class EngineCore:
             num_kv_blocks=self.engine.kv_spec.blocks_needed(request.tier, request.num_tokens - 1),
             first_scheduled_time_s=request.first_scheduled_time_s or 0.0,
         )
+
+    def _text_with_stop_words(self, stream: TextStream, request: Request, token_id: int) -> str:
+        """New text; finishes the request where a stop word ends it."""
+        text, stopped = stream.push([token_id], request.finish_reason is FinishReason.STOP)
+        if stopped:
+            if not request.is_finished:
+                self.scheduler.finish(request, FinishReason.STOP)
+            request.finish_reason = FinishReason.STOP
+        if request.is_finished:
+            text += stream.finish()
+            del self._texts[request.request_id]
+        return text
 
     # -- prompts ---------------------------------------------------------------------------------
 
@@ -224,14 +241,22 @@ class EngineCore:
         return frozenset(self.family.end_token_ids)
 
 
-def sample_rows(requests: Sequence[Request], logits: Sequence[np.ndarray]) -> list[Sample]:
-    """One token for each request, from its row of the exits' logits, in their order."""
+def sequence_id(request_id: str, sequence_index: int) -> str:
+    """Id of one sequence of a request."""
+    return f"{request_id}#{sequence_index}"
+
+
+def sample_rows(requests: Sequence[Request], output: StepOutput) -> list[Sample]:
+    """One token for each request, from its exit's row of `output`: exits in order, rows in theirs."""
     samples: list[Sample] = []
-    start = 0
-    for exit_logits in logits:
-        part = requests[start : start + len(exit_logits)]
-        start += len(exit_logits)
-        samples += sample(exit_logits, [_sampling_row(request) for request in part])
+    for logits, token_ids, top_logits in zip(
+        output.logits, output.token_ids, output.top_logits, strict=True
+    ):
+        if logits is None:
+            continue
+        part = requests[len(samples) : len(samples) + len(logits)]
+        rows = [_sampling_row(request) for request in part]
+        samples += sample(logits, rows, token_ids=token_ids, top_logits=top_logits)
     return samples
 
 

@@ -44,6 +44,10 @@ class TextStream:
         self._is_stopped = False
         self.num_tokens_used = 0
 
+    @property
+    def has_stop_words(self) -> bool:
+        return bool(self._stop_words)
+
     def push(self, token_ids: Sequence[int], ends: bool = False) -> tuple[str, bool]:
         """Add tokens; returns the new text and whether a stop word ended it.
 

@@ -44,6 +44,7 @@ from mfs_trt.serving.triton_spec import TICKET
 
 logger = logging.getLogger(__name__)
 
+SWITCH_INTERVAL_S = 0.0005  # the engine thread waits this long at most for Python's lock
 TICKET_LIFE_S = 30.0  # how long a ticket may be on its way through Triton server
 
 
@@ -94,6 +95,7 @@ class Worker:
         Raises the backend's own exception with a one-line reason, which Triton server logs.
         """
         faulthandler.enable()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         logging.basicConfig(
             stream=sys.stderr,
             level=logging.INFO,

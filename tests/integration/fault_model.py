@@ -1,7 +1,7 @@
-"""A `model.py` for tests: the real worker and engine, which files in a control folder slow down, steer
-or break.
+"""A `model.py` for tests: the real worker and engine, which files in a control folder slow down,
+steer or break.
 
-`fault` holds a stage name: the stage raises while the file is there (`respond`) or once (all others).
+`fault` holds a stage name: the stage raises while the file is there (`respond`) or once (others).
 `step_delay_s`, `respond_delay_s` hold seconds that every step, every response takes longer.
 `hold`: steps wait while it is there; `step` lets one of them through and is taken away by it.
 `script` holds a JSON list of token ids: every request gets them in turn, whatever the model says.
@@ -94,13 +94,14 @@ class TritonPythonModel:
     def _follow_script(self):
         inner = core_module.sample_rows
 
-        def sample_rows(requests, logits):
-            samples = inner(requests, logits)
+        def sample_rows(requests, output):
+            samples = inner(requests, output)
             file = self._control / "script"
             if not file.exists():
                 return samples
             script = json.loads(file.read_text())
-            rows = np.concatenate([np.asarray(part, np.float64) for part in logits] or [[]])
+            parts = [part for part in output.logits if part is not None]
+            rows = np.concatenate([np.asarray(part, np.float64) for part in parts] or [[]])
             for i, request in enumerate(requests):
                 token_id = script[request.num_output_tokens % len(script)]
                 peak = rows[i].max()

@@ -64,7 +64,7 @@ class Pair:
         convert_checkpoint(open_checkpoint(source), TIERS, family)
         self.weights = tell_exits_apart(family / "base.safetensors")
         limits = EngineLimits(max_num_seqs=8, max_num_batched_tokens=9, max_model_len=64)
-        config = BuildConfig(block_size=4, memory_nbytes=4 << 20, limits=limits)
+        config = BuildConfig(target="reference", block_size=4, memory_nbytes=4 << 20, limits=limits)
         self.engine = load_engine(build_engine(family, folder / "engine", config))
 
     def hf_tier(self, tier: int):

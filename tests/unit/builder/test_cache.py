@@ -11,7 +11,7 @@ from mfs_trt.builder.config import BuildConfig
 from mfs_trt.engine.manifest import EngineManifest
 from mfs_trt.errors import EngineError
 
-CONFIG = BuildConfig(memory_nbytes=1 << 20)
+CONFIG = BuildConfig(target="reference", memory_nbytes=1 << 20)
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def test_what_the_engine_depends_on_makes_another(family, change, monkeypatch):
     first = resolve_engine(family, CONFIG)
     config = CONFIG
     if change == "settings":
-        config = BuildConfig(memory_nbytes=1 << 20, block_size=16)
+        config = BuildConfig(target="reference", memory_nbytes=1 << 20, block_size=16)
     elif change == "revision":
         path = family / "family.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "revision": "new"}))

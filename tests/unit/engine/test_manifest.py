@@ -105,7 +105,7 @@ def test_family_that_has_gone_is_refused(manifest, tmp_path):
 
 
 def test_arena_has_as_many_frames_as_fit(manifest):
-    spec = manifest.kv_spec(FAMILY, itemsize=4)
+    spec = manifest.kv_spec(FAMILY, manifest.layer_nbytes(FAMILY, itemsize=4))
     # K and V of 1 layer, 2 heads, 16 tokens of 6 numbers of 4 bytes.
     assert spec.frame_nbytes == 2 * 1 * 2 * 16 * 6 * 4
     assert spec.num_frames == (1 << 20) // spec.frame_nbytes
@@ -116,9 +116,9 @@ def test_arena_has_as_many_frames_as_fit(manifest):
 
 def test_memory_for_less_than_one_block_of_each_segment_is_refused_in_bytes(manifest):
     needed = 5 * 1536  # four layer groups and the null frame
-    assert replace(manifest, memory_nbytes=needed).kv_spec(FAMILY, 4).num_frames == 5
+    assert replace(manifest, memory_nbytes=needed).kv_spec(FAMILY, 1536).num_frames == 5
     with pytest.raises(EngineError, match=rf"at least {needed} bytes .*, got {needed - 1}"):
-        replace(manifest, memory_nbytes=needed - 1).kv_spec(FAMILY, 4)
+        replace(manifest, memory_nbytes=needed - 1).kv_spec(FAMILY, 1536)
 
 
 def test_target_that_this_version_does_not_run_is_refused_by_name(manifest, tmp_path):

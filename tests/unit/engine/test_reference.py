@@ -1,15 +1,15 @@
 """The reference engine: how a step is cut, mixed and resumed never changes its numbers."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from mfs_trt.engine.interface import SegmentInput, StepInput
+from mfs_trt.engine.interface import StepInput
 from mfs_trt.engine.reference import ReferenceEngine
 from mfs_trt.model.transformer import NestedModel
+from steps import Steps, close
 from tiny import tiny_engine, tiny_family, tiny_model
 
 BLOCK_SIZE = 4
@@ -17,58 +17,9 @@ MAX_BLOCKS = 4
 IDS = np.random.default_rng(0).integers(0, 61, (2, MAX_BLOCKS * BLOCK_SIZE)).astype(np.int32)
 
 
-class Steps:
-    """Steps on one engine. Two requests own fixed frames; an item is (request, first, last)."""
-
-    def __init__(self, model: NestedModel, **engine_settings) -> None:
-        self.engine = tiny_engine(model, block_size=BLOCK_SIZE, **engine_settings)
-        frames = np.arange(1, 1000, dtype=np.int32)
-        self.tables = []  # per segment [requests, blocks, m]
-        for m in model.family.groups_per_segment:
-            count = 2 * MAX_BLOCKS * m
-            # Not ascending, so that the order of frames cannot stand in for the table.
-            self.tables.append(frames[:count][::-1].reshape(2, MAX_BLOCKS, m))
-            frames = frames[count:]
-
-    def rows(
-        self, segment: int, items: Sequence[tuple[int, int, int]], source_rows=None
-    ) -> SegmentInput:
-        """The items' rows in segment `segment`, all of them with logits."""
-        request = np.concatenate([np.full(last - first, r) for r, first, last in items])
-        positions = np.concatenate([np.arange(first, last) for _, first, last in items])
-        frames = self.tables[segment][request, positions // BLOCK_SIZE]
-        num_rows = len(positions)
-        if source_rows is None:
-            source_rows = np.arange(num_rows)
-        return SegmentInput(
-            source_rows=np.asarray(source_rows, np.int32),
-            positions=positions.astype(np.int32),
-            slot_mapping=frames * BLOCK_SIZE + (positions % BLOCK_SIZE)[:, None].astype(np.int32),
-            query_start_loc=np.cumsum([0, *(b - a for _, a, b in items)], dtype=np.int32),
-            seq_lens=np.array([last for *_, last in items], np.int32),
-            block_tables=self.tables[segment][[r for r, *_ in items]],
-            variant_ids=np.zeros(num_rows, np.int32),
-            save_features=np.full(num_rows, -1, np.int32),
-            exit_rows=np.arange(num_rows, dtype=np.int32),
-        )
-
-    def step(self, *items: tuple[int, int, int], tiers: Sequence[int] | None = None):
-        """One step, the items in the order given, deepest first; logits per segment."""
-        num_segments = len(self.tables)
-        tiers = tiers or [num_segments - 1] * len(items)
-        segments = []
-        for s in range(num_segments):
-            deep = [item for item, tier in zip(items, tiers, strict=True) if tier >= s]
-            segments.append(self.rows(s, deep) if deep else None)
-        return self.execute(items, segments)
-
-    def execute(self, items, segments):
-        ids = np.concatenate([IDS[r, first:last] for r, first, last in items])
-        return self.engine.execute(StepInput(ids, tuple(segments))).logits
-
-
-def close(actual, expected, tolerance=1e-10):
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance)
+def new_steps(model: NestedModel, **engine_settings) -> Steps:
+    """Two requests on a reference engine of their own."""
+    return Steps(tiny_engine(model, block_size=BLOCK_SIZE, **engine_settings), IDS)
 
 
 @pytest.fixture(scope="module")
@@ -79,19 +30,19 @@ def model():
 @pytest.fixture(scope="module")
 def whole(model):
     """Logits of both requests' 13 tokens at every tier, each computed alone in one piece."""
-    return [Steps(model).step((r, 0, 13)) for r in range(2)]
+    return [new_steps(model).step((r, 0, 13)) for r in range(2)]
 
 
 @pytest.mark.parametrize("borders", [[1], [4], [5], [3, 4, 9], list(range(1, 13))])
 def test_prompt_in_chunks_equals_prompt_in_one_piece(model, whole, borders):
-    steps = Steps(model)
+    steps = new_steps(model)
     parts = [steps.step((0, a, b)) for a, b in zip([0, *borders], [*borders, 13], strict=True)]
     for s in range(3):
         close(np.concatenate([part[s] for part in parts]), whole[0][s])
 
 
 def test_requests_of_different_tiers_in_one_step_equal_separate_steps(model, whole):
-    steps = Steps(model)
+    steps = new_steps(model)
     steps.step((1, 0, 6))
     # Request 1 decodes at the top tier beside a prompt at tier 0.
     logits = steps.step((1, 6, 7), (0, 0, 13), tiers=[2, 0])
@@ -101,22 +52,22 @@ def test_requests_of_different_tiers_in_one_step_equal_separate_steps(model, who
 
 
 def test_segment_without_rows_has_no_logits(model):
-    logits = Steps(model).step((0, 0, 3), tiers=[0])
+    logits = new_steps(model).step((0, 0, 3), tiers=[0])
     assert logits[1] is None and logits[2] is None
 
 
 def test_only_wanted_rows_have_logits(model, whole):
-    steps = Steps(model)
+    steps = new_steps(model)
     segments = [steps.rows(s, [(0, 0, 13)]) for s in range(3)]
     none, one = np.array([], np.int32), np.array([12], np.int32)
     segments = [replace(r, exit_rows=x) for r, x in zip(segments, (none, none, one), strict=True)]
-    logits = steps.execute([(0, 0, 13)], segments)
+    logits = steps.execute([(0, 0, 13)], segments).logits
     assert logits[0] is None and logits[1] is None
     close(logits[2], whole[0][2][12:])
 
 
 def test_kept_features_continue_where_the_lower_segment_stopped(model, whole):
-    steps = Steps(model, num_feature_slots=40)
+    steps = new_steps(model, num_feature_slots=40)
     slots = np.arange(30, 17, -1, dtype=np.int32)
     first = replace(steps.rows(0, [(0, 0, 13)]), save_features=slots)
     steps.execute([(0, 0, 13)], [first, None, None])
@@ -124,13 +75,13 @@ def test_kept_features_continue_where_the_lower_segment_stopped(model, whole):
     below = steps.rows(0, [(0, 12, 13)])
     source = [*(-1 - slots[:12]), 0]
     deep = [steps.rows(1, [(0, 0, 13)], source), steps.rows(2, [(0, 0, 13)])]
-    logits = steps.execute([(0, 12, 13)], [below, *deep])
+    logits = steps.execute([(0, 12, 13)], [below, *deep]).logits
     close(logits[1], whole[0][1])
     close(logits[2], whole[0][2])
 
 
 def test_features_are_kept_only_where_asked(model):
-    steps = Steps(model, num_feature_slots=8)
+    steps = new_steps(model, num_feature_slots=8)
     slots = np.array([-1, 5, -1], np.int32)
     first = replace(steps.rows(0, [(0, 0, 3)]), save_features=slots)
     steps.execute([(0, 0, 3)], [first, None, None])
@@ -140,13 +91,13 @@ def test_features_are_kept_only_where_asked(model):
 
 
 def test_row_without_a_slot_reads_what_is_there_and_writes_nothing(model, whole):
-    steps = Steps(model)
+    steps = new_steps(model)
     steps.step((0, 0, 13))
     before = [c.clone() for c in (*steps.engine.key_cache, *steps.engine.value_cache)]
     item = (0, 4, 13)
     rows = [steps.rows(s, [item]) for s in range(3)]
     rows = [replace(r, slot_mapping=np.full_like(r.slot_mapping, -1)) for r in rows]
-    logits = steps.execute([item], rows)
+    logits = steps.execute([item], rows).logits
     close(logits[2], whole[0][2][4:])
     wrong = steps.engine.execute(StepInput(np.zeros(9, np.int32), tuple(rows)))
     assert np.abs(wrong.logits[2] - whole[0][2][4:]).max() > 1e-3
@@ -155,7 +106,7 @@ def test_row_without_a_slot_reads_what_is_there_and_writes_nothing(model, whole)
 
 
 def test_null_frame_is_never_written(model):
-    steps = Steps(model)
+    steps = new_steps(model)
     steps.step((0, 0, 13), (1, 0, 5))
     assert not any(c[0].any() for c in (*steps.engine.key_cache, *steps.engine.value_cache))
 
@@ -164,7 +115,7 @@ def test_null_frame_is_never_written(model):
 def test_layer_groups_change_where_keys_lie_and_nothing_else(model, whole, exits):
     other = tiny_model(tiny_family(exits))
     other.exits["4"].norm.weight.copy_(model.exits["4"].norm.weight)
-    steps = Steps(other)
+    steps = new_steps(other)
     steps.step((0, 0, 7), (1, 0, 2))
     close(steps.step((0, 7, 13))[-1], whole[0][2][7:])
 
@@ -174,7 +125,7 @@ def test_sliding_window_hides_what_lies_before_it(window, sees_start):
     # Two layers with a window of 3 reach 4 tokens back; with one of 8 they reach the start.
     layers = (0, 1) if window else ()
     family = tiny_family((1, 2), sliding_window=window, windowed_layers=layers)
-    steps = Steps(tiny_model(family))
+    steps = new_steps(tiny_model(family))
     before = steps.step((0, 0, 13))[-1][-1]
     changed = IDS[0].copy()
     changed[:8] = (changed[:8] + 1) % 61
@@ -187,8 +138,8 @@ def test_sliding_window_hides_what_lies_before_it(window, sees_start):
 def test_sliding_window_is_the_same_in_chunks(window):
     family = tiny_family((1, 3), sliding_window=window, windowed_layers=(0, 2))
     model = tiny_model(family)
-    whole = Steps(model).step((0, 0, 16))[-1]
-    steps = Steps(model)
+    whole = new_steps(model).step((0, 0, 16))[-1]
+    steps = new_steps(model)
     parts = [steps.step((0, a, b))[-1] for a, b in [(0, 5), (5, 6), (6, 7), (7, 16)]]
     close(np.concatenate(parts), whole)
 
@@ -197,7 +148,7 @@ def test_sliding_window_is_the_same_in_chunks(window):
     ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.7)], ids=["fp32", "bf16"]
 )
 def test_narrow_dtypes_come_close_and_give_float32_logits(model, whole, dtype, tolerance):
-    steps = Steps(tiny_model(tiny_family((1, 2, 4)), dtype))
+    steps = new_steps(tiny_model(tiny_family((1, 2, 4)), dtype))
     steps.step((0, 0, 7))
     logits = steps.step((0, 7, 13))[2]
     assert logits.dtype == np.float32
@@ -210,8 +161,9 @@ def test_float64_engine_gives_float64_logits(whole):
 
 
 def test_logits_stay_valid_after_the_next_step(model, whole):
-    steps = Steps(model)
-    logits = steps.step((0, 0, 13))[2]
+    steps = new_steps(model)
+    rows = [steps.rows(s, [(0, 0, 13)]) for s in range(3)]
+    logits = steps.execute([(0, 0, 13)], rows).logits[2]
     steps.step((1, 0, 13))
     close(logits, whole[0][2])
 

@@ -122,6 +122,17 @@ def test_preempted_request_keeps_its_rank_and_is_not_passed():
     assert names(scheduler.waiting) == ["second", "behind"]
 
 
+def test_nobody_behind_takes_what_a_request_has_just_lost_to_a_higher_priority():
+    scheduler = make_scheduler(num_frames=1 + 4, groups=(1,), block_size=4)
+    add(scheduler, make_request("low", 12, max_tokens=2))
+    run_step(scheduler)
+    add(scheduler, make_request("high", 4, arrival=1.0, priority=1, max_tokens=2))
+    add(scheduler, make_request("behind", 1, arrival=2.0))
+    output = run_step(scheduler)
+    assert output.preempted == ("low",)
+    assert set(computed_tokens(output)) == {"high"}  # although two frames are free
+
+
 def test_preempted_request_resumes_with_the_tokens_it_had():
     scheduler, first, second = crowded()
     run_step(scheduler)
@@ -132,13 +143,24 @@ def test_preempted_request_resumes_with_the_tokens_it_had():
     assert output.input_ids.tolist() == [*second.prompt_token_ids, *[1000] * 4]
 
 
+def test_preempted_request_gives_back_the_rows_that_it_was_to_compute():
+    scheduler = make_scheduler()
+    request = make_request("r", 5, tier=1)
+    add(scheduler, request)
+    run_step(scheduler)
+    rows_left, plans, preempted = [6, 5, 4], {}, []
+    scheduler._take(scheduler._plan(request, rows_left), rows_left, plans)
+    assert rows_left == [5, 4, 4]
+    scheduler._preempt(request, rows_left, plans, preempted)
+    assert (rows_left, plans, preempted) == ([6, 5, 4], {}, ["r"])
+
+
 def test_admission_leaves_a_block_for_each_running_request():
     scheduler = make_scheduler(num_frames=1 + 2, groups=(1,), block_size=4)
     add(scheduler, make_request("first", 3, max_tokens=4))
     run_step(scheduler)
     add(scheduler, make_request("second", 1, arrival=1.0, max_tokens=1))
-    run_step(scheduler)
-    assert names(scheduler.running) == ["first"]
+    assert set(computed_tokens(run_step(scheduler))) == {"first"}
 
 
 def test_last_in_rank_makes_way_for_a_higher_priority():

@@ -241,7 +241,7 @@ def test_cancelled_twice_is_answered_once(serve):
 def test_deadline_is_answered_while_a_step_is_slow(serve):
     served = serve()
     served.hold_a_step()
-    inbox = served.submit("late", deadline_s=0.03)
+    inbox = served.submit("late", deadline_s=0.03, max_tokens=100)
     other = served.submit("patient", deadline_s=3600.0)
     assert isinstance(inbox.wait().error, DeadlineExceededError)
     assert "late missed its deadline of 30 ms" in str(inbox.error)
@@ -411,6 +411,26 @@ def test_broken_callback_drops_its_request_and_no_other(serve):
 
 
 # -- the end -------------------------------------------------------------------------------------
+
+
+def test_fault_in_the_text_of_a_request_ends_it_and_no_other(serve, monkeypatch):
+    served = serve()
+    served.hold_a_step()
+    add_text = served.core.add_text
+
+    def broken(event):
+        if event.num_output_tokens == 5:  # only the longer request gets there
+            raise Fault("no such character")
+        return add_text(event)
+
+    monkeypatch.setattr(served.core, "add_text", broken)
+    longer, other = served.submit("longer", max_tokens=9), served.submit("other")
+    served.gate.open()
+    assert isinstance(longer.wait().error, EngineFailedError)
+    assert len(longer.token_ids) == 4
+    assert other.wait().token_ids == alone()
+    served.settle()
+    assert served.engine.stats().num_frames_used == 0
 
 
 def test_drain_refuses_new_requests_and_waits_for_open_ones(serve):

@@ -150,6 +150,20 @@ def test_every_request_gets_the_logits_and_log_probs_of_its_own_row(core):
             assert math.isclose(event.cumulative_log_prob, total, abs_tol=1e-5)
 
 
+def test_requests_of_different_tiers_are_sampled_by_their_own_parameters(core):
+    wishes = {
+        "t0": SamplingParams(max_tokens=5, end_id=-1, temperature=2.0, seed=1),
+        "t1": SamplingParams(max_tokens=5, end_id=-1),
+        "t2": SamplingParams(max_tokens=5, end_id=-1, temperature=2.0, seed=9),
+    }
+    for tier, params in wishes.items():
+        submit(core, PromptRequest(tier, params, token_ids=PROMPT, tier=tier))
+    events = drain(core)
+    for tier, params in wishes.items():
+        mine = tokens(e for e in events if e.request_id == tier)
+        assert mine == run_alone(MODEL, PROMPT, tier, params)
+
+
 def test_log_probs_and_logits_come_only_when_asked_for(core):
     event = ask(core)[0]
     assert event.log_probs == () and event.logits is None and event.cumulative_log_prob == 0.0
@@ -274,7 +288,7 @@ def test_bad_words_are_never_in_the_text(text_core):
 
 def test_core_of_an_engine_folder_serves_its_family(family_folder, hf_folder, tmp_path):
     family = family_folder(hf_folder())
-    core = load_core(build_engine(family, tmp_path / "ids", BuildConfig(memory_nbytes=1 << 22)))
+    core = load_core(build_engine(family, tmp_path / "ids", BuildConfig(target="reference", memory_nbytes=1 << 22)))
     assert core.tokenizer is None
     assert len(tokens(ask(core, token_ids=[1, 2, 3], tier="t1"))) == 6
 
@@ -283,7 +297,7 @@ def test_core_of_a_family_with_a_tokenizer_speaks_text(family_folder, hf_folder,
     source = hf_folder(vocab_size=512)
     build_tokenizer("byte_level", source)
     family = family_folder(source)
-    core = load_core(build_engine(family, tmp_path / "text", BuildConfig(memory_nbytes=1 << 22)))
+    core = load_core(build_engine(family, tmp_path / "text", BuildConfig(target="reference", memory_nbytes=1 << 22)))
     assert core.tokenizer is not None
     events = ask(core, prompt="Hello", token_ids=None)
     assert text_of(events) == core.tokenizer.decode(tokens(events))

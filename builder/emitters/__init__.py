@@ -1,0 +1,1 @@
+"""One backend's way to emit each operation, a file each."""

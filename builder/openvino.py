@@ -1,0 +1,85 @@
+"""OpenVINO plans: the description emitted, weights compressed, each plan saved as an IR file pair."""
+
+import hashlib
+import logging
+from collections.abc import Callable
+from math import gcd
+from pathlib import Path
+
+import openvino as ov
+import torch
+
+from mfs_trt.builder.config import BuildConfig
+from mfs_trt.builder.emitters.openvino import TABLE_ROWS, OpenVinoEmitter
+from mfs_trt.builder.network import describe_head, describe_segment
+from mfs_trt.engine.manifest import PlanFile
+from mfs_trt.errors import ConfigError
+from mfs_trt.family.spec import FamilySpec
+from mfs_trt.model_config import ModelConfig
+from mfs_trt.weights.store import WeightStore
+
+WEIGHT_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def build_plans(
+    family: FamilySpec,
+    store: WeightStore,
+    config: BuildConfig,
+    folder: Path,
+    on_plan: Callable[[str], None],
+) -> tuple[PlanFile, ...]:
+    """Write one plan a segment and one a distinct LM head into `folder`; `on_plan` hears of each."""
+    plans = []
+    for segment in family.segments:
+        emitter = OpenVinoEmitter(family, store, WEIGHT_DTYPES[config.dtype])
+        describe_segment(emitter, family, segment, config.limits.max_model_len)
+        plans.append(_save(emitter, f"segment_{segment.index}", family, config, folder, on_plan))
+    heads = dict.fromkeys(family.head_name(tier) for tier in range(len(family.tiers)))
+    for i, weight_name in enumerate(heads):
+        emitter = OpenVinoEmitter(family, store, WEIGHT_DTYPES[config.dtype])
+        describe_head(emitter, family, weight_name)
+        plans.append(_save(emitter, f"head_{i}", family, config, folder, on_plan))
+    return tuple(plans)
+
+
+def _save(
+    emitter: OpenVinoEmitter,
+    name: str,
+    family: FamilySpec,
+    config: BuildConfig,
+    folder: Path,
+    on_plan: Callable[[str], None],
+) -> PlanFile:
+    model = emitter.build(name)
+    if config.weight_format:
+        model = _compressed(model, config.weight_format, group_size(family.model))
+    ov.save_model(model, folder / f"{name}.xml", compress_to_fp16=False)
+    files = {}
+    for suffix in ("xml", "bin"):
+        path = folder / f"{name}.{suffix}"
+        with path.open("rb") as file:
+            files[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    on_plan(name)
+    return PlanFile(name, files)
+
+
+def group_size(model: ModelConfig) -> int:
+    """Weights that share a scale in 4 bits: at most 128, a power of two that divides every row."""
+    rows = gcd(model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)
+    return min(128, rows & -rows)
+
+
+def _compressed(model: ov.Model, weight_format: str, group_size: int) -> ov.Model:
+    """Weight-only quantisation by NNCF, as the peers' exporters do it: int8 by output channel."""
+    try:
+        import nncf
+    except ImportError:
+        raise ConfigError(
+            f"weight_format: {weight_format} needs the package nncf (pip install 'mfs-trt[compress]')"
+        ) from None
+    nncf.set_log_level(logging.ERROR)
+    settings = {"mode": nncf.CompressWeightsMode.INT8_ASYM}
+    if weight_format == "int4":
+        settings = {"mode": nncf.CompressWeightsMode.INT4_SYM, "group_size": group_size}
+    tables = nncf.IgnoredScope(patterns=[f"{TABLE_ROWS}.*"], validate=False)
+    return nncf.compress_weights(model, ignored_scope=tables, **settings)

@@ -1,0 +1,214 @@
+"""OpenVinoEngine: the nested model's plans compiled for this CPU, all bound to one KV arena.
+
+One plan a segment, one a distinct LM head. A plan takes numpy arrays without copying them; the arena is bound by
+address once and never moves.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+import torch
+
+from mfs_trt.engine.interface import EngineLimits, KVCacheSpec, SegmentInput, StepInput, StepOutput
+from mfs_trt.engine.manifest import EngineManifest
+from mfs_trt.engine.openvino_plans import CompiledPlans, compile_plans
+from mfs_trt.errors import EngineError
+from mfs_trt.family.spec import FamilySpec
+from mfs_trt.tensor_names import EMBEDDING
+from mfs_trt.weights.store import WeightStore
+
+
+@dataclass(frozen=True)
+class _ExitRows:
+    """Hidden rows that leave at one tier."""
+
+    tier: int
+    hidden: np.ndarray  # [num_exits, hidden]
+
+
+class OpenVinoEngine:
+    """Runs segments from shallow to deep, then each LM head once for the exit rows of all its tiers."""
+
+    def __init__(
+        self,
+        family: FamilySpec,
+        plans: CompiledPlans,
+        embedding: torch.Tensor,
+        gains: np.ndarray,
+        limits: EngineLimits,
+        kv_spec: KVCacheSpec,
+    ) -> None:
+        """`embedding`: [vocab_size, hidden], mapped; `gains`: [num_tiers, hidden] float32, the exits'
+        norm gains.
+        """
+        self.family, self.limits, self.kv_spec = family, limits, kv_spec
+        # Scratch frames lie behind the arena's; untouched, they take no physical memory.
+        num_frames = kv_spec.num_frames + _num_scratch_frames(limits, kv_spec)
+        try:
+            self.arena = [
+                [plans.new_cache(kind, num_frames) for kind in ("key_cache", "value_cache")]
+                for _ in range(kv_spec.group_size)
+            ]
+        except MemoryError as error:
+            raise EngineError(
+                f"memory: expected room for a KV arena of {kv_spec.nbytes} bytes: {error}"
+            ) from None
+        self._segments = [self._bind(plan, s) for s, plan in enumerate(plans.segments)]
+        self._embedding = embedding
+        self._segments[0].set_tensor(EMBEDDING, _bound(embedding))
+        self._heads = {name: plan.create_infer_request() for name, plan in plans.heads.items()}
+        self._gains = ov.Tensor(np.ascontiguousarray(gains, np.float32))
+        hidden_size = family.model.hidden_size
+        self._no_rows = ov.Tensor(np.zeros((1, hidden_size), np.float32))
+        self.features = [
+            np.zeros((max(1, kv_spec.num_feature_slots), hidden_size), np.float32)
+            for _ in family.tiers[:-1]
+        ]
+
+    @classmethod
+    def load(cls, folder: Path, manifest: EngineManifest) -> "OpenVinoEngine":
+        """Compile the plans of an engine folder; checks versions, files and the family."""
+        family = manifest.load_family()
+        plans = compile_plans(folder, manifest, family)
+        store = WeightStore(manifest.family)
+        gains = np.stack(
+            [store.get(store.norm_name(t)).float().numpy() for t in range(len(family.tiers))]
+        )
+        kv_spec = manifest.kv_spec(family, plans.layer_nbytes)
+        return cls(family, plans, store.get(EMBEDDING), gains, manifest.limits, kv_spec)
+
+    def execute(self, step: StepInput) -> StepOutput:
+        hidden: ov.Tensor | None = None
+        exits: list[_ExitRows] = []
+        for s, rows in enumerate(step.segments):
+            if rows is None:
+                continue
+            hidden = self._run_segment(s, rows, step.input_ids, hidden)
+            if s < len(self.features):
+                saved = rows.save_features >= 0
+                if saved.any():
+                    self.features[s][rows.save_features[saved]] = hidden.data[saved]
+            if len(rows.exit_rows):
+                exits.append(_ExitRows(s, hidden.data[rows.exit_rows]))
+        return self._run_heads(exits)
+
+    def close(self) -> None:
+        self._segments, self._heads, self.arena, self.features = [], {}, [], []
+
+    def _bind(self, plan: ov.CompiledModel, segment: int) -> ov.InferRequest:
+        request = plan.create_infer_request()
+        for group in range(self.kv_spec.groups_per_segment[segment]):
+            for i, (key, value) in enumerate(self.arena):
+                request.set_tensor(f"key_cache.{group}.{i}", key.bound)
+                request.set_tensor(f"value_cache.{group}.{i}", value.bound)
+        return request
+
+    def _run_segment(
+        self, segment: int, rows: SegmentInput, input_ids: np.ndarray, below: ov.Tensor | None
+    ) -> ov.Tensor:
+        """Returns the plan's own output, valid until the segment runs again."""
+        request = self._segments[segment]
+        tables = self._private_tables(rows)
+        arrays = _attention_inputs(rows, tables, self.kv_spec.block_size)
+        arrays["positions"] = rows.positions
+        if segment == 0:
+            arrays["input_ids"] = input_ids
+        else:
+            arrays["source_rows"] = rows.source_rows
+            arrays["features"] = self.features[segment - 1]
+            request.set_tensor("below", self._no_rows if below is None else below)
+        for name, array in arrays.items():
+            request.set_tensor(name, ov.Tensor(array, shared_memory=True))
+        request.infer()
+        return request.get_tensor("hidden")
+
+    def _private_tables(self, rows: SegmentInput) -> np.ndarray:
+        """Block tables [num_reqs, max_blocks, m] through which the operator may write.
+
+        It writes every row, and clears what follows the last one in its block. A block in which a
+        request only has rows that exist already (slot -1) may be shared or go on after them: it is
+        used as a copy in a scratch frame. A block in which the request stores rows as well is its
+        own: the others are written there again, equal up to rounding.
+        """
+        is_stored = rows.slot_mapping[:, 0] >= 0
+        if is_stored.all():
+            return rows.block_tables
+        request = np.repeat(np.arange(rows.num_reqs), np.diff(rows.query_start_loc))
+        block = rows.positions // self.kv_spec.block_size
+        is_copied = np.zeros(rows.block_tables.shape[:2], bool)
+        is_copied[request, block] = True
+        is_copied[request[is_stored], block[is_stored]] = False
+        frames = rows.block_tables[is_copied]  # [num_copied, m]
+        scratch = self.kv_spec.num_frames + np.arange(frames.size).reshape(frames.shape)
+        for tensors in self.arena:
+            for tensor in tensors:
+                tensor.array[scratch] = tensor.array[frames]
+        tables = rows.block_tables.copy()
+        tables[is_copied] = scratch
+        return tables
+
+    def _run_heads(self, exits: Sequence[_ExitRows]) -> StepOutput:
+        num_tiers = len(self.family.tiers)
+        logits: list[np.ndarray | None] = [None] * num_tiers
+        token_ids: list[np.ndarray | None] = [None] * num_tiers
+        top_logits: list[np.ndarray | None] = [None] * num_tiers
+        for name, head in self._heads.items():
+            mine = [e for e in exits if self.family.head_name(e.tier) == name]
+            if not mine:
+                continue
+            tiers = np.repeat([e.tier for e in mine], [len(e.hidden) for e in mine])
+            arrays = {
+                "rows": np.concatenate([e.hidden for e in mine]),
+                "tiers": tiers.astype(np.int32),
+            }
+            for key, array in arrays.items():
+                head.set_tensor(key, ov.Tensor(array, shared_memory=True))
+            head.set_tensor("gains", self._gains)
+            head.infer()
+            begin = 0
+            for e in mine:
+                part = slice(begin, begin + len(e.hidden))
+                begin = part.stop
+                logits[e.tier] = head.get_tensor("logits").data[part]
+                token_ids[e.tier] = head.get_tensor("token_ids").data[part, 0]
+                top_logits[e.tier] = head.get_tensor("top_logits").data[part, 0]
+        return StepOutput(tuple(logits), tuple(token_ids), tuple(top_logits))
+
+
+def _bound(tensor: torch.Tensor) -> ov.Tensor:
+    """OpenVINO's view of the same memory."""
+    if tensor.dtype is torch.bfloat16:  # numpy has no such type: its bits
+        return ov.Tensor(tensor.view(torch.uint16).numpy(), list(tensor.shape), ov.Type.bf16)
+    return ov.Tensor(tensor.numpy(), shared_memory=True)
+
+
+def _num_scratch_frames(limits: EngineLimits, kv_spec: KVCacheSpec) -> int:
+    """Frames that one segment's rows of one step touch at most, each request's first and last
+    block not being whole.
+    """
+    num_requests = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    num_blocks = limits.max_num_batched_tokens // kv_spec.block_size + 2 * num_requests
+    return num_blocks * max(kv_spec.groups_per_segment)
+
+
+def _attention_inputs(
+    rows: SegmentInput, block_tables: np.ndarray, block_size: int
+) -> dict[str, np.ndarray]:
+    """The paged-attention operator's view of a segment's requests."""
+    num_blocks = -(-rows.seq_lens // block_size)
+    is_used = np.arange(block_tables.shape[1]) < num_blocks[:, None]
+    begins = np.zeros(len(num_blocks) + 1, np.int32)
+    np.cumsum(num_blocks, out=begins[1:])
+    used = block_tables[is_used]  # [sum of num_blocks, m]
+    arrays = {
+        "past_lens": rows.seq_lens - np.diff(rows.query_start_loc),
+        "subsequence_begins": rows.query_start_loc,
+        "block_indices_begins": begins,
+        "max_context_len": np.asarray(rows.seq_lens.max(), np.int32),
+    }
+    for group in range(used.shape[1]):
+        arrays[f"block_indices.{group}"] = np.ascontiguousarray(used[:, group])
+    return arrays

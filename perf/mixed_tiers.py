@@ -1,0 +1,107 @@
+"""Tier-level batching: one step with rows of every tier against separate steps, one engine per tier.
+
+Each tier decodes ROWS requests. Fused: one engine, one step with all of them. Separate: an engine (weights and arena
+of its own) per tier, each running its tier's rows alone. Alternating in one process. The share that sharing can give
+at most is computed from bytes read (weights once instead of once per tier) and from arithmetic (the same for both).
+Usage: python perf/mixed_tiers.py ENGINE [--rows 8] [--out FILE]
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+from report import finish, show, spread
+
+from mfs_trt.engine.threads import wait_passively
+
+PROMPT_TOKENS = 64
+
+
+class Server:
+    """A core that decodes a fixed set of requests; `step_ms` runs one engine step of all of them."""
+
+    def __init__(self, engine_dir: str, tiers: list[str], rows: int, num_steps: int) -> None:
+        from mfs_trt.request import PromptRequest
+        from mfs_trt.sampling_params import SamplingParams
+        from mfs_trt.serving.core import load_core
+
+        self.core = load_core(engine_dir)
+        params = SamplingParams(max_tokens=num_steps + 20, ignore_eos=True)
+        for tier in tiers:
+            for i in range(rows):
+                ids = list(range(5 + i, 5 + i + PROMPT_TOKENS))
+                request = PromptRequest(f"{tier}{i}", params, token_ids=ids, tier=tier)
+                for sequence in self.core.make_requests(request):
+                    self.core.add(sequence)
+        while any(r.num_output_tokens < 2 for r in self.core.scheduler.requests.values()):
+            self.core.step()
+        self._execute = self.core.engine.execute
+        self.core.engine.execute = self._timed
+        self._ms = 0.0
+
+    def _timed(self, step):
+        started = time.perf_counter()
+        output = self._execute(step)
+        self._ms = 1000 * (time.perf_counter() - started)
+        return output
+
+    def step_ms(self) -> float:
+        self.core.step()
+        return self._ms
+
+
+def shares(engine_dir: str, rows: int) -> dict[str, float]:
+    """Separate over fused, if only bytes of weights counted, and if only arithmetic did."""
+    from mfs_trt.engine.manifest import EngineManifest
+    from mfs_trt.family.costs import tier_costs
+
+    family = EngineManifest.load(engine_dir).load_family()
+    costs = tier_costs(family, kv_itemsize=4)
+    separate = sum(cost.standalone_parameters for cost in costs)
+    return {"by_bytes": separate / costs[-1].total_parameters, "by_arithmetic": 1.0}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("engine")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16])
+    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    wait_passively()
+    from mfs_trt.engine.manifest import EngineManifest
+
+    manifest = EngineManifest.load(args.engine)
+    names = [t.name for t in manifest.load_family().tiers]
+    result = {"benchmark": "mixed_tiers", "dtype": manifest.dtype}
+    result |= {"weights": manifest.weight_format or manifest.dtype}
+    rows = []
+    for count in args.rows:
+        fused = Server(args.engine, names, count, args.rounds)
+        separate = [Server(args.engine, [name], count, args.rounds) for name in names]
+        ratios, fused_ms, separate_ms = [], [], []
+        for _ in range(args.rounds):
+            fused_ms.append(fused.step_ms())
+            separate_ms.append(sum(server.step_ms() for server in separate))
+            ratios.append(separate_ms[-1] / fused_ms[-1])
+        limits = shares(args.engine, count)
+        figures = {"fused_ms": spread(fused_ms), "separate_ms": spread(separate_ms)}
+        result[f"{count} rows a tier"] = {**figures, "ratio": spread(ratios), "limits": limits}
+        rows.append(
+            (
+                count,
+                float(np.median(fused_ms)),
+                float(np.median(separate_ms)),
+                float(np.median(ratios)),
+                limits["by_bytes"],
+                limits["by_arithmetic"],
+            )
+        )
+    columns = ["rows a tier", "fused ms", "separate ms", "ratio", "if bytes count", "if arithmetic"]
+    show("one step of all tiers against one engine per tier", columns, rows)
+    finish(result, args.out)
+
+
+if __name__ == "__main__":
+    main()
