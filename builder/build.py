@@ -40,7 +40,7 @@ def build_engine(
         kv_dtype=config.kv_dtype,
         weight_format=config.weight_format,
     )
-    # 8-bit caches hold scales as well, whose size is known to the compiled plan: loading counts them.
+    # 8-bit caches hold scales as well, whose size the compiled plan knows: loading counts them.
     itemsize = 1 if config.kv_dtype == "uint8" else ITEM_SIZES[config.kv_dtype or config.dtype]
     manifest.kv_spec(family, manifest.layer_nbytes(family, itemsize))
     if out.exists() and not _is_replaceable(out):

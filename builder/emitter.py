@@ -1,6 +1,7 @@
 """Emitter: what a backend must be able to express so that `network` can describe a model to it.
 
-One method an operation; tensors are the backend's own handles. Rows are packed: `num_rows` tokens of a segment.
+One method an operation; tensors are the backend's own handles. Rows are packed: `num_rows` tokens
+of a segment.
 """
 
 from typing import Protocol, TypeVar
@@ -76,8 +77,9 @@ class Emitter(Protocol[Tensor]):
     ) -> Tensor:
         """Write key and value to the arena, attend causally over each request's blocks.
 
-        query [num_rows, heads * d]; key, value [num_rows, kv_heads * d]. The arena tensors are those of
-        `index_in_group`, the block table that of layer group `group`. → [num_rows, heads * d].
+        query [num_rows, heads * d]; key, value [num_rows, kv_heads * d]. The arena tensors are
+        those of `index_in_group`, the block table that of layer group `group`.
+        → [num_rows, heads * d].
         """
         ...
 

@@ -12,8 +12,9 @@ def describe_segment(
 ) -> None:
     """Layers of one segment over the arena.
 
-    Inputs are `StepInput`'s arrays: `input_ids` for segment 0, else `below`, `features`, `source_rows`; `positions`;
-    and what the backend's attention reads. Output: `hidden` [num_rows, hidden].
+    Inputs are `StepInput`'s arrays: `input_ids` for segment 0, else `below`, `features`,
+    `source_rows`; `positions`; and what the backend's attention reads. Output: `hidden`
+    [num_rows, hidden].
     """
     model = family.model
     if segment.index == 0:
@@ -35,8 +36,9 @@ def describe_segment(
 def describe_head(emit: Emitter[Tensor], family: FamilySpec, weight_name: str) -> None:
     """One LM head, for the exits of all tiers that share it.
 
-    Inputs: `rows` [num_exits, hidden], `gains` [num_tiers, hidden], `tiers` [num_exits] int32: whose gain
-    each row takes. Outputs: `logits` [num_exits, vocab_size], `top_logits` and `token_ids` [num_exits, 1].
+    Inputs: `rows` [num_exits, hidden], `gains` [num_tiers, hidden], `tiers` [num_exits] int32:
+    whose gain each row takes. Outputs: `logits` [num_exits, vocab_size], `top_logits` and
+    `token_ids` [num_exits, 1].
     """
     model = family.model
     rows = emit.input("rows", "activation", (-1, model.hidden_size))

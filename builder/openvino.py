@@ -1,4 +1,4 @@
-"""OpenVINO plans: the description emitted, weights compressed, each plan saved as an IR file pair."""
+"""OpenVINO plans: the description emitted, weights compressed, each plan saved as two files."""
 
 import hashlib
 import logging
@@ -28,7 +28,7 @@ def build_plans(
     folder: Path,
     on_plan: Callable[[str], None],
 ) -> tuple[PlanFile, ...]:
-    """Write one plan a segment and one a distinct LM head into `folder`; `on_plan` hears of each."""
+    """Write one plan a segment and one a distinct LM head; `on_plan` hears of each."""
     plans = []
     for segment in family.segments:
         emitter = OpenVinoEmitter(family, store, WEIGHT_DTYPES[config.dtype])
@@ -75,7 +75,8 @@ def _compressed(model: ov.Model, weight_format: str, group_size: int) -> ov.Mode
         import nncf
     except ImportError:
         raise ConfigError(
-            f"weight_format: {weight_format} needs the package nncf (pip install 'mfs-trt[compress]')"
+            f"weight_format: {weight_format} needs the package nncf "
+            "(pip install 'mfs-trt[compress]')"
         ) from None
     nncf.set_log_level(logging.ERROR)
     settings = {"mode": nncf.CompressWeightsMode.INT8_ASYM}

@@ -28,11 +28,12 @@ class RandomSteps:
         below: list[Item] = []
         segments: list[SegmentInput | None] = []
         while not any(segments):
-            input_ids, segments, computed = None, [], self.num_computed.copy()
+            segments, computed = [], self.num_computed.copy()
             for s in range(computed.shape[1]):
                 items = self._items(s, computed)
                 segments.append(self._rows(s, items, below) if items else None)
-                input_ids = self._steps.input_ids(items) if s == 0 else input_ids
+                if s == 0:
+                    input_ids = self._steps.input_ids(items)
                 below = items
         self.num_computed = computed
         return StepInput(input_ids, tuple(segments))

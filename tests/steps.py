@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from mfs_trt.engine.interface import Engine, SegmentInput, StepInput, StepOutput
 
@@ -29,7 +30,9 @@ class Steps:
             self.tables.append(frames[:count][::-1].reshape(num_requests, num_blocks, m))
             frames = frames[count:]
 
-    def rows(self, segment: int, items: Sequence[Item], source_rows=None) -> SegmentInput:
+    def rows(
+        self, segment: int, items: Sequence[Item], source_rows: ArrayLike | None = None
+    ) -> SegmentInput:
         """The items' rows in segment `segment`, all of them with logits."""
         request = np.concatenate([np.full(last - first, r) for r, first, last in items])
         positions = np.concatenate([np.arange(first, last) for _, first, last in items])
@@ -50,7 +53,7 @@ class Steps:
             exit_rows=np.arange(num_rows, dtype=np.int32),
         )
 
-    def step(self, *items: Item, tiers: Sequence[int] | None = None):
+    def step(self, *items: Item, tiers: Sequence[int] | None = None) -> list[np.ndarray | None]:
         """One step, the items in the order given, deepest first; logits per segment, copied."""
         num_segments = len(self.tables)
         tiers = tiers or [num_segments - 1] * len(items)
@@ -71,7 +74,7 @@ class Steps:
         return np.concatenate([none, *(self.ids[r, first:last] for r, first, last in items)])
 
 
-def close(actual, expected, tolerance=1e-10) -> None:
+def close(actual: ArrayLike, expected: ArrayLike, tolerance: float = 1e-10) -> None:
     np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance)
 
 

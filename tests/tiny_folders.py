@@ -4,14 +4,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from mfs_trt.builder.build import build_engine
 from mfs_trt.builder.config import BuildConfig
 from mfs_trt.dtypes import torch_dtype
 from mfs_trt.engine.interface import EngineLimits
+from mfs_trt.engine.manifest import EngineManifest
+from mfs_trt.engine.openvino import OpenVinoEngine
+from mfs_trt.engine.openvino_plans import compile_plans
 from mfs_trt.family.spec import FamilySpec
+from mfs_trt.tensor_names import EMBEDDING
+from mfs_trt.weights.mapped import map_tensor
 from mfs_trt.weights.writer import TensorEntry, write_family
 from tiny import tiny_family
 
@@ -20,7 +27,10 @@ SIZES = {"hidden_size": 40, "intermediate_size": 48, "head_dim": 16}
 
 
 def folder_family(
-    exits: Sequence[int], own_heads: Sequence[int] = (), architecture: str = "llama", **overrides
+    exits: Sequence[int],
+    own_heads: Sequence[int] = (),
+    architecture: str = "llama",
+    **overrides: Any,
 ) -> FamilySpec:
     """Tiers `t0`, `t1`, …; those of `own_heads` have an LM head of their own."""
     family = tiny_family(exits, **{**SIZES, "architecture": architecture, **overrides})
@@ -44,7 +54,29 @@ def write_tiny_family(folder: Path, family: FamilySpec, dtype: str = "float32") 
     return folder
 
 
-def build_tiny_engine(family: Path, out: Path, target: str, **settings) -> Path:
+def build_tiny_engine(family: Path, out: Path, target: str, **settings: Any) -> Path:
     """An engine folder with block size 32."""
     settings = {"memory_nbytes": 8 << 20, "limits": LIMITS, **settings}
     return build_engine(family, out, BuildConfig(target=target, **settings))
+
+
+class OpenVinoPlans:
+    """A family's plans, compiled once, under engines of any size."""
+
+    def __init__(self, folder: Path, family: FamilySpec) -> None:
+        """Writes family and engine into `folder`."""
+        write_tiny_family(folder / "family", family)
+        engine = build_tiny_engine(folder / "family", folder / "engine", "openvino")
+        manifest = EngineManifest.load(engine)
+        self.family = manifest.load_family()
+        self._plans = compile_plans(engine, manifest, self.family)
+        self._kv_spec = manifest.kv_spec(self.family, self._plans.layer_nbytes)
+        self._embedding, *gains = (
+            map_tensor(folder / "family", self.family, name)
+            for name in (EMBEDDING, *map(self.family.norm_name, range(len(family.tiers))))
+        )
+        self._gains = np.stack(gains)
+
+    def engine(self, num_frames: int, limits: EngineLimits = LIMITS) -> OpenVinoEngine:
+        spec = replace(self._kv_spec, num_frames=num_frames)
+        return OpenVinoEngine(self.family, self._plans, self._embedding, self._gains, limits, spec)

@@ -17,11 +17,11 @@ _TYPES = {"int32": ov.Type.i32, "activation": ov.Type.f32}
 
 
 class OpenVinoEmitter:
-    """Builds one model. Weights are stored as fp32 or bf16 and computed in what compilation asks for.
+    """Builds one model. Weights are stored as fp32 or bf16, computed in what compilation asks for.
 
-    Inputs of attention, next to the description's: `past_lens` [num_reqs], `subsequence_begins` [num_reqs + 1],
-    `block_indices.{group}` and `block_indices_begins`, `max_context_len`; arena tensors `key_cache.{group}.{index}`,
-    `value_cache.{group}.{index}`.
+    Inputs of attention, next to the description's: `past_lens` [num_reqs], `subsequence_begins`
+    [num_reqs + 1], `block_indices.{group}` and `block_indices_begins`, `max_context_len`; arena
+    tensors `key_cache.{group}.{index}`, `value_cache.{group}.{index}`.
     """
 
     def __init__(self, family: FamilySpec, store: WeightStore, weight_dtype: torch.dtype) -> None:
@@ -78,9 +78,9 @@ class OpenVinoEmitter:
     # -- operations ------------------------------------------------------------------------------
 
     def embedding(self, name: str, ids: ov.Node) -> ov.Node:
-        """From an input: the engine binds the mapped family file, of which only used rows are read."""
+        """From an input: the engine binds the mapped family file; only used rows are read."""
         dtype = _STORED_TYPES[self._family.dtype]
-        rows = self.gather_rows(self._input(name, dtype, self._store.shape(name)), ids)
+        rows = self.gather_rows(self._input(name, dtype, (-1, self._store.shape(name)[1])), ids)
         return rows if dtype == ov.Type.f32 else op.convert(rows, "f32")
 
     def gather_rows(self, table: ov.Node, rows: ov.Node) -> ov.Node:
@@ -110,7 +110,7 @@ class OpenVinoEmitter:
         return op.multiply(gain, scaled)
 
     def split_heads(self, x: ov.Node, num_heads: int) -> ov.Node:
-        """To [num_rows, num_heads, 1, d]: a row is a sequence of its own to OpenVINO's rotary operation."""
+        """To [num_rows, num_heads, 1, d]: a row is a sequence to OpenVINO's rotary operation."""
         shape = np.array([-1, num_heads, 1, self._family.model.head_dim], np.int64)
         return op.reshape(x, op.constant(shape), False)
 

@@ -60,7 +60,7 @@ class StepOutput:
 
     @classmethod
     def from_logits(cls, logits: Sequence[np.ndarray | None]) -> "StepOutput":
-        """For engines that do not find the most likely token themselves; ties go to the lowest id."""
+        """For engines that leave the most likely token to the host; ties go to the lowest id."""
         token_ids = [None if rows is None else rows.argmax(axis=1) for rows in logits]
         top_logits = [
             None if rows is None or ids is None else rows[np.arange(len(ids)), ids]

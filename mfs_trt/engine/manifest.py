@@ -23,7 +23,7 @@ class PlanFile:
     files: dict[str, str]  # file name → digest; the first one is the plan itself
 
     def check(self, folder: Path) -> Path:
-        """Path of the plan; raises `EngineError` when one of its files is missing or not the built one."""
+        """Path of the plan; raises `EngineError` when a file is missing or not the built one."""
         for name, digest in self.files.items():
             path = folder / name
             try:
@@ -109,7 +109,7 @@ class EngineManifest:
         return 2 * model.num_kv_heads * self.block_size * model.head_dim * itemsize
 
     def kv_spec(self, family: FamilySpec, layer_nbytes: int) -> KVCacheSpec:
-        """Sizes of the arena that `memory_nbytes` allow, where a frame takes `layer_nbytes` a layer.
+        """Sizes of the arena that `memory_nbytes` allow; a frame takes `layer_nbytes` a layer.
 
         Raises `EngineError` when that is less than one block of every segment.
         """

@@ -1,7 +1,7 @@
 """OpenVinoEngine: the nested model's plans compiled for this CPU, all bound to one KV arena.
 
-One plan a segment, one a distinct LM head. A plan takes numpy arrays without copying them; the arena is bound by
-address once and never moves.
+One plan a segment, one a distinct LM head. A plan takes numpy arrays without copying them; the
+arena is bound by address once and never moves.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import openvino as ov
-import torch
 
 from mfs_trt.engine.interface import EngineLimits, KVCacheSpec, SegmentInput, StepInput, StepOutput
 from mfs_trt.engine.manifest import EngineManifest
@@ -18,7 +17,7 @@ from mfs_trt.engine.openvino_plans import CompiledPlans, compile_plans
 from mfs_trt.errors import EngineError
 from mfs_trt.family.spec import FamilySpec
 from mfs_trt.tensor_names import EMBEDDING
-from mfs_trt.weights.store import WeightStore
+from mfs_trt.weights.mapped import map_tensor, to_float32
 
 
 @dataclass(frozen=True)
@@ -30,19 +29,23 @@ class _ExitRows:
 
 
 class OpenVinoEngine:
-    """Runs segments from shallow to deep, then each LM head once for the exit rows of all its tiers."""
+    """Runs segments from shallow to deep, then each LM head once for all its tiers' exit rows.
+
+    `arena[i]`: keys and values of the i-th layer of a layer group, scratch frames behind the
+    others; `features[s]`: [num_feature_slots, hidden] for the boundary above segment s.
+    """
 
     def __init__(
         self,
         family: FamilySpec,
         plans: CompiledPlans,
-        embedding: torch.Tensor,
+        embedding: np.ndarray,
         gains: np.ndarray,
         limits: EngineLimits,
         kv_spec: KVCacheSpec,
     ) -> None:
-        """`embedding`: [vocab_size, hidden], mapped; `gains`: [num_tiers, hidden] float32, the exits'
-        norm gains.
+        """`embedding`: [vocab_size, hidden], mapped; `gains`: [num_tiers, hidden] float32, of the
+        exits' norms.
         """
         self.family, self.limits, self.kv_spec = family, limits, kv_spec
         # Scratch frames lie behind the arena's; untouched, they take no physical memory.
@@ -73,12 +76,12 @@ class OpenVinoEngine:
         """Compile the plans of an engine folder; checks versions, files and the family."""
         family = manifest.load_family()
         plans = compile_plans(folder, manifest, family)
-        store = WeightStore(manifest.family)
-        gains = np.stack(
-            [store.get(store.norm_name(t)).float().numpy() for t in range(len(family.tiers))]
-        )
+        family_dir = manifest.family
+        embedding = map_tensor(family_dir, family, EMBEDDING)
+        norms = [family.norm_name(tier) for tier in range(len(family.tiers))]
+        gains = np.stack([to_float32(map_tensor(family_dir, family, name)) for name in norms])
         kv_spec = manifest.kv_spec(family, plans.layer_nbytes)
-        return cls(family, plans, store.get(EMBEDDING), gains, manifest.limits, kv_spec)
+        return cls(family, plans, embedding, gains, manifest.limits, kv_spec)
 
     def execute(self, step: StepInput) -> StepOutput:
         hidden: ov.Tensor | None = None
@@ -178,20 +181,17 @@ class OpenVinoEngine:
         return StepOutput(tuple(logits), tuple(token_ids), tuple(top_logits))
 
 
-def _bound(tensor: torch.Tensor) -> ov.Tensor:
-    """OpenVINO's view of the same memory."""
-    if tensor.dtype is torch.bfloat16:  # numpy has no such type: its bits
-        return ov.Tensor(tensor.view(torch.uint16).numpy(), list(tensor.shape), ov.Type.bf16)
-    return ov.Tensor(tensor.numpy(), shared_memory=True)
+def _bound(array: np.ndarray) -> ov.Tensor:
+    """OpenVINO's view of the same memory; 16-bit patterns are bfloat16."""
+    if array.dtype == np.uint16:
+        return ov.Tensor(array, list(array.shape), ov.Type.bf16)
+    return ov.Tensor(array, shared_memory=True)
 
 
-def _num_scratch_frames(limits: EngineLimits, kv_spec: KVCacheSpec) -> int:
-    """Frames that one segment's rows of one step touch at most, each request's first and last
-    block not being whole.
-    """
-    num_requests = min(limits.max_num_seqs, limits.max_num_batched_tokens)
-    num_blocks = limits.max_num_batched_tokens // kv_spec.block_size + 2 * num_requests
-    return num_blocks * max(kv_spec.groups_per_segment)
+def _num_scratch_frames(limits: EngineLimits, spec: KVCacheSpec) -> int:
+    """Frames of the blocks that one step's rows of a segment can touch at most."""
+    runs = limits.max_num_batched_tokens // spec.block_size + 2 * limits.max_num_seqs
+    return min(runs, limits.max_num_batched_tokens) * max(spec.groups_per_segment)
 
 
 def _attention_inputs(

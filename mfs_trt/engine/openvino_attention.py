@@ -1,7 +1,7 @@
 """Paged attention in OpenVINO plans: a stand-in that files can hold, and the operator that runs.
 
-OpenVINO's operator cannot be read back from a file and its signature changes between versions. A plan
-holds `PagedAttentionCall` in its place, and loading puts the operator of the installed version there.
+OpenVINO's operator cannot be read back from a file and its signature changes between versions. A
+plan holds `PagedAttentionCall` in its place; loading puts the installed version's operator there.
 """
 
 from collections.abc import Sequence
@@ -51,11 +51,14 @@ def reading_core() -> ov.Core:
 
 
 def put_operator(model: ov.Model) -> None:
-    """Replace every stand-in of `model` by OpenVINO's operator. Raises `EngineError` if it is another."""
+    """Replace every stand-in of `model` by OpenVINO's operator.
+
+    Raises `EngineError` if the installed version's takes other inputs.
+    """
     for node in model.get_ops():
         if node.get_type_name() != "PagedAttentionCall":
             continue
-        attention = _operator([value for value in node.input_values()])
+        attention = _operator(node.input_values())
         for target in node.output(0).get_target_inputs():
             target.replace_source_output(attention)
     model.validate_nodes_and_infer_types()

@@ -23,7 +23,7 @@ _NUMPY_TYPES = {"f32": np.float32, "bf16": np.uint16, "u8": np.uint8}
 
 @dataclass(frozen=True)
 class ArenaTensor:
-    """One layer's keys or values, [num_frames, kv_heads, …], and OpenVINO's view of the same memory."""
+    """One layer's keys or values, [num_frames, kv_heads, …], and OpenVINO's view of them."""
 
     array: np.ndarray
     bound: ov.Tensor
@@ -57,6 +57,12 @@ def compile_plans(folder: Path, manifest: EngineManifest, family: FamilySpec) ->
             "build it again, or install that version"
         )
     core = reading_core()
+    capabilities = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if manifest.dtype == "bfloat16" and "BF16" not in capabilities:
+        raise EngineError(
+            f"{folder}: built for dtype bfloat16, expected float32: OpenVINO computes in "
+            f"{', '.join(capabilities)} on this CPU"
+        )
     options = {
         "INFERENCE_PRECISION_HINT": PRECISIONS[manifest.dtype],
         "KV_CACHE_PRECISION": KV_PRECISIONS[manifest.kv_dtype or manifest.dtype],

@@ -126,6 +126,17 @@ def check_parameters(parameters: Mapping[str, Any], ignored: Sequence[str] = ())
         raise UnsupportedFieldError(f"{name}: neither an input nor a known request parameter")
 
 
+def read_timeout(parameters: Mapping[str, Any]) -> int:
+    """Microseconds of the parameter `timeout`, as a body of HTTP generate may carry it; 0: none.
+
+    Raises `InvalidRequestError`.
+    """
+    timeout = parameters.get("timeout", 0)
+    if not isinstance(timeout, int) or timeout < 0:
+        raise InvalidRequestError(f"timeout: expected microseconds, at least 0, got {timeout!r}")
+    return timeout
+
+
 def build_outputs(
     chunk: OutputChunk,
     options: ResponseOptions,

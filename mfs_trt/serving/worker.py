@@ -39,6 +39,7 @@ from mfs_trt.serving.triton_io import (
     check_parameters,
     is_stop_request,
     parse_request,
+    read_timeout,
 )
 from mfs_trt.serving.triton_spec import TICKET
 
@@ -162,11 +163,12 @@ class Worker:
         if is_stop_request(arrays):
             self._stop(client_id, sender)
             return
-        check_parameters(json.loads(request.parameters() or "{}"), self._config.ignored_parameters)
+        parameters = json.loads(request.parameters() or "{}")
+        check_parameters(parameters, self._config.ignored_parameters)
         rows = parse_request(
             arrays,
             lambda: f"{client_id or 'request'}#{next(self._numbers)}",
-            timeout_s=request.timeout() / 1e6,
+            timeout_s=(request.timeout() or read_timeout(parameters)) / 1e6,
             excludes_input=self._config.excludes_input,
         )
         requested = frozenset(request.requested_output_names())

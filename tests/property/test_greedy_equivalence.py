@@ -4,10 +4,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mfs_trt.request import FinishReason, PromptRequest
 from mfs_trt.sampling_params import SamplingParams
-from mfs_trt.serving.core import EngineCore
-from tiny import run_alone, submit, tiny_engine, tiny_family, tiny_model
+from run_together import run_together
+from tiny import run_alone, tiny_engine, tiny_family, tiny_model
 
 EXITS = [(1, 2, 3), (1, 2, 4), (2, 3), (1, 4)]
 MODELS = {exits: tiny_model(tiny_family(exits)) for exits in EXITS}
@@ -51,51 +50,17 @@ def workloads(draw):
     }
 
 
-def run_together(workload) -> tuple[dict[str, list[int]], EngineCore]:
-    """Tokens per surviving request; checks the arena after every step."""
-    engine = tiny_engine(
-        MODELS[workload["exits"]],
-        block_size=workload["block_size"],
-        num_frames=workload["num_frames"],
-        max_num_batched_tokens=workload["max_num_batched_tokens"],
-        max_num_seqs=workload["max_num_seqs"],
-    )
-    core = EngineCore(engine, tokenizer=None)
-    tokens: dict[str, list[int]] = {}
-    reasons: dict[str, FinishReason] = {}
-    step = 0
-    last_arrival = max(r[4] for r in workload["requests"])
-    while core.has_requests or step <= last_arrival:
-        for name, prompt, params, tier, arrival, cancel, priority in workload["requests"]:
-            if arrival == step:
-                tokens[name] = []
-                submit(
-                    core,
-                    PromptRequest(name, params, token_ids=prompt, tier=tier, priority=priority),
-                )
-            if cancel is not None and arrival + cancel == step and name not in reasons:
-                core.abort(name)
-                tokens.pop(name)
-        if core.has_requests:
-            for event in core.step():
-                tokens[event.request_id] += event.token_ids
-                if event.finish_reason is not None:
-                    reasons[event.request_id] = event.finish_reason
-        core.scheduler.kv_cache.check_integrity()
-        step += 1
-        assert step < 5000, "the workload does not end"
-    return tokens, core
-
-
 def check_law(workload) -> None:
-    tokens, core = run_together(workload)
+    model = MODELS[workload["exits"]]
+    sizes = ("block_size", "num_frames", "max_num_batched_tokens", "max_num_seqs")
+    engine = tiny_engine(model, **{name: workload[name] for name in sizes})
+    tokens = run_together(engine, workload["requests"])
     alone = {
-        name: run_alone(MODELS[workload["exits"]], prompt, tier, params)
+        name: run_alone(model, prompt, tier, params)
         for name, prompt, params, tier, *_ in workload["requests"]
         if name in tokens
     }
     assert tokens == alone
-    assert core.scheduler.kv_cache.num_used_frames == 0
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))

@@ -13,7 +13,9 @@ from mfs_trt.engine.interface import EngineLimits
 from mfs_trt.engine.manifest import EngineManifest
 from mfs_trt.errors import ConfigError, EngineError, FamilyError
 
-CONFIG = BuildConfig(target="reference", block_size=4, memory_nbytes=1 << 20, limits=EngineLimits(2, 16, 64))
+CONFIG = BuildConfig(
+    target="reference", block_size=4, memory_nbytes=1 << 20, limits=EngineLimits(2, 16, 64)
+)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -27,7 +29,9 @@ def family(family_folder):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_built_engine_loads_with_the_settings_it_was_built_for(family, tmp_path, dtype):
-    config = BuildConfig(target="reference", dtype=dtype, block_size=4, memory_nbytes=1 << 20, limits=CONFIG.limits)
+    config = BuildConfig(
+        target="reference", dtype=dtype, block_size=4, memory_nbytes=1 << 20, limits=CONFIG.limits
+    )
     engine = load_engine(build_engine(family, tmp_path / "out" / "engine", config))
     assert engine.limits == config.limits
     assert engine.kv_spec.block_size == 4
@@ -85,9 +89,15 @@ def test_memory_too_small_for_the_dtype_is_refused_in_bytes(family, tmp_path, dt
     # Four frames (one a segment, and the null frame): K and V, 2 layers, 2 heads, 4 tokens of 12.
     needed = 4 * 2 * 2 * 2 * 4 * 12 * nbytes
     settings = {"dtype": dtype, "block_size": 4, "limits": CONFIG.limits}
-    build_engine(family, tmp_path / "fits", BuildConfig(target="reference", memory_nbytes=needed, **settings))
+    build_engine(
+        family, tmp_path / "fits", BuildConfig(target="reference", memory_nbytes=needed, **settings)
+    )
     with pytest.raises(EngineError, match=f"at least {needed} bytes .*, got {needed - 1}"):
-        build_engine(family, tmp_path / "no", BuildConfig(target="reference", memory_nbytes=needed - 1, **settings))
+        build_engine(
+            family,
+            tmp_path / "no",
+            BuildConfig(target="reference", memory_nbytes=needed - 1, **settings),
+        )
     assert not (tmp_path / "no").exists()
 
 
