@@ -1,10 +1,11 @@
-"""Decode steps of the compiled engine against OpenVINO GenAI's own `step()`, in turns, on one machine.
+"""Decode steps of the compiled engine against OpenVINO GenAI's own `step()`, in turns, on one
+machine.
 
-Both stay loaded in processes of their own and decode the same number of requests with the same prompt lengths; rounds
-alternate. `loop` is our whole step, schedule to sampled tokens; `engine` its part in `Engine.execute`. The floor is what
-the machine's measured read bandwidth allows for the bytes of weights and KV, or its measured matrix rate for the
-arithmetic, whichever is more.
-Usage: python perf/engine_step.py ENGINE [--peer-python PYTHON --peer-model FOLDER] [--out FILE]
+Both stay loaded in processes of their own and decode the same number of requests with the same
+prompt lengths; rounds alternate. `loop` is our whole step, schedule to sampled tokens; `engine` its
+part in `Engine.execute`. The floor is what the machine's measured read bandwidth allows for the
+bytes of weights and KV, or its measured matrix rate for the arithmetic, whichever is more. Usage:
+python perf/engine_step.py ENGINE [--peer-python PYTHON --peer-model FOLDER] [--out FILE]
 """
 
 import argparse
@@ -86,7 +87,9 @@ def serve_measurements(engine_dir: str) -> None:
 
 
 def measured_rates() -> dict[str, float]:
-    """Bytes per second of a read and fp32 operations per second of a matrix product, best of several."""
+    """Bytes per second of a read and fp32 operations per second of a matrix product, best of
+    several.
+    """
     import torch
 
     data = torch.zeros(256 << 18)  # 256 MiB
@@ -149,9 +152,7 @@ def main() -> None:
     peer = None
     if args.peer_python:
         script = str(Path(__file__).with_name("genai_peer.py"))
-        peer = Peer(
-            [args.peer_python, script, args.peer_model, args.precision, str(PROMPT_TOKENS)]
-        )
+        peer = Peer([args.peer_python, script, args.peer_model, args.precision, str(PROMPT_TOKENS)])
     result: dict[str, Any] = {"benchmark": "engine_step", "rates": rates, "engine": args.engine}
     rows = []
     for batch in args.batches:
@@ -186,7 +187,15 @@ def main() -> None:
     ours.close()
     if peer is not None:
         peer.close()
-    columns = ["batch", "engine ms", "loop ms", "GenAI ms", "engine/GenAI", "engine/floor", "loop/engine"]
+    columns = [
+        "batch",
+        "engine ms",
+        "loop ms",
+        "GenAI ms",
+        "engine/GenAI",
+        "engine/floor",
+        "loop/engine",
+    ]
     show("decode steps, medians", columns, rows)
     finish(result, args.out)
 

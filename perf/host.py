@@ -1,7 +1,8 @@
-"""Host work of a step (schedule, prepare, update) against the engine's time, at 8, 64 and 256 running requests.
+"""Host work of a step (schedule, prepare, update) against the engine's time, at 8, 64 and 256
+running requests.
 
-Both are timed inside the same steps of one core: mixed tiers in decode, block boundaries included. Sampling and text
-are shown beside them. Usage: python perf/host.py FAMILY_OR_ENGINE [--out FILE]
+Both are timed inside the same steps of one core: mixed tiers in decode, block boundaries included.
+Sampling and text are shown beside them. Usage: python perf/host.py FAMILY_OR_ENGINE [--out FILE]
 """
 
 import argparse

@@ -1,8 +1,10 @@
-"""Resident memory of an engine of all tiers, against its bound and against separate pipelines of a peer.
+"""Resident memory of an engine of all tiers, against its bound and against separate pipelines of a
+peer.
 
-Each engine is loaded and decodes in a fresh process; the KV arena counts as its touched pages only, so a small one is
-asked for. The peers are OpenVINO GenAI pipelines, one process with one pipeline for each model folder given.
-Usage: python perf/memory.py ENGINE [--peer-python PYTHON --peer-models FOLDER …] [--out FILE]
+Each engine is loaded and decodes in a fresh process; the KV arena counts as its touched pages only,
+so a small one is asked for. The peers are OpenVINO GenAI pipelines, one process with one pipeline
+for each model folder given. Usage: python perf/memory.py ENGINE [--peer-python PYTHON --peer-models
+FOLDER …] [--out FILE]
 """
 
 import argparse
@@ -32,7 +34,8 @@ from mfs_trt.sampling_params import SamplingParams
 from mfs_trt.serving.core import EngineCore
 core = EngineCore(load_engine(sys.argv[1]), tokenizer=None)
 for tier in core.family.tiers:
-    request = PromptRequest(tier.name, SamplingParams(max_tokens=8), token_ids=range(5, 69), tier=tier.name)
+    params = SamplingParams(max_tokens=8)
+    request = PromptRequest(tier.name, params, token_ids=range(5, 69), tier=tier.name)
     for sequence in core.make_requests(request):
         core.add(sequence)
 while core.has_requests:

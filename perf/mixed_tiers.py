@@ -1,9 +1,11 @@
-"""Tier-level batching: one step with rows of every tier against separate steps, one engine per tier.
+"""Tier-level batching: one step with rows of every tier against separate steps, one engine per
+tier.
 
-Each tier decodes ROWS requests. Fused: one engine, one step with all of them. Separate: an engine (weights and arena
-of its own) per tier, each running its tier's rows alone. Alternating in one process. The share that sharing can give
-at most is computed from bytes read (weights once instead of once per tier) and from arithmetic (the same for both).
-Usage: python perf/mixed_tiers.py ENGINE [--rows 8] [--out FILE]
+Each tier decodes ROWS requests. Fused: one engine, one step with all of them. Separate: an engine
+(weights and arena of its own) per tier, each running its tier's rows alone. Alternating in one
+process. The share that sharing can give at most is computed from bytes read (weights once instead
+of once per tier) and from arithmetic (the same for both). Usage: python perf/mixed_tiers.py ENGINE
+[--rows 8] [--out FILE]
 """
 
 import argparse

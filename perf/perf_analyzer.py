@@ -69,7 +69,9 @@ def _link_libraries(folder: Path) -> Path:
 
 
 def _response(request: dict[str, Any]) -> Response:
-    """Tier and arrival times; a response that only carries the final flag has no text and is no token."""
+    """Tier and arrival times; a response that only carries the final flag has no text and is no
+    token.
+    """
     times, tier = [], ""
     for time_ns, outputs in zip(
         request["response_timestamps"], request["response_outputs"], strict=True

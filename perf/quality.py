@@ -1,7 +1,9 @@
-"""What narrow numbers cost: perplexity of the top tier on a local text, for each engine folder given.
+"""What narrow numbers cost: perplexity of the top tier on a local text, for each engine folder
+given.
 
-The text is cut into windows that each start with an empty context; every token but a window's first is predicted.
-Usage: python perf/quality.py TEXT ENGINE [ENGINE …] [--out FILE]; the first engine is the yardstick.
+The text is cut into windows that each start with an empty context; every token but a window's first
+is predicted. Usage: python perf/quality.py TEXT ENGINE [ENGINE …] [--out FILE]; the first engine is
+the yardstick.
 """
 
 import argparse
@@ -84,7 +86,11 @@ def main() -> None:
         result[name] = {"perplexity": perplexity, "change": perplexity / first - 1}
         rows.append((name, perplexity, f"{100 * (perplexity / first - 1):+.2f} %"))
     result["num_windows"] = len(windows)
-    show(f"perplexity of the top tier, {len(windows)} windows", ["engine", "perplexity", "change"], rows)
+    show(
+        f"perplexity of the top tier, {len(windows)} windows",
+        ["engine", "perplexity", "change"],
+        rows,
+    )
     finish(result, args.out)
 
 

@@ -1,4 +1,6 @@
-"""How a measurement is reported: medians with their spread, a table for people, one JSON line at the end."""
+"""How a measurement is reported: medians with their spread, a table for people, one JSON line at
+the end.
+"""
 
 import json
 import os

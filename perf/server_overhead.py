@@ -1,8 +1,8 @@
 """Output tokens per second through Triton server's gRPC streams against the offline loop, in turns.
 
-Both decode the same requests on the same engine folder, each in a process of its own; while one is measured the other
-is idle. Clients are one thread a stream, on the same cores as the server.
-Usage: python perf/server_overhead.py ENGINE [--streams 32] [--out FILE]
+Both decode the same requests on the same engine folder, each in a process of its own; while one is
+measured the other is idle. Clients are one thread a stream, on the same cores as the server. Usage:
+python perf/server_overhead.py ENGINE [--streams 32] [--out FILE]
 """
 
 import argparse
@@ -75,7 +75,12 @@ def main() -> None:
             offline.append(offline_rate(llm, prompts, params))
             served.append(served_rate(url, prompts, params))
             ratios.append(served[-1] / offline[-1])
-    row = (args.streams, float(np.median(offline)), float(np.median(served)), float(np.median(ratios)))
+    row = (
+        args.streams,
+        float(np.median(offline)),
+        float(np.median(served)),
+        float(np.median(ratios)),
+    )
     show("output tokens per second", ["streams", "offline", "through Triton", "ratio"], [row])
     result = {
         "benchmark": "server_overhead",

@@ -1,8 +1,9 @@
-"""Latency and throughput of the server per tier, by perf_analyzer, over gRPC streams and over server-sent events.
+"""Latency and throughput of the server per tier, by perf_analyzer, over gRPC streams and over
+server-sent events.
 
-One run a transport at each concurrency, tiers mixed in equal parts by request; prints time to first token,
-inter-token latency and output tokens per second for each tier.
-Usage: python perf/serving.py FAMILY_OR_ENGINE [--concurrency 1 8] [--out FILE]
+One run a transport at each concurrency, tiers mixed in equal parts by request; prints time to first
+token, inter-token latency and output tokens per second for each tier. Usage: python perf/serving.py
+FAMILY_OR_ENGINE [--concurrency 1 8] [--out FILE]
 """
 
 import argparse

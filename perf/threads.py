@@ -1,8 +1,10 @@
-"""Decode steps of the reference engine by thread count and waiting, alone and beside a busy neighbour.
+"""Decode steps of the reference engine by thread count and waiting, alone and beside a busy
+neighbour.
 
-Each setting runs in a process of its own, since OpenMP reads its waiting policy once. Settings alternate, alone and
-beside a neighbour: one process that keeps two threads' worth of OpenMP work going, as a second server would.
-Usage: python perf/threads.py FAMILY_OR_ENGINE [--rounds 3] [--out FILE]
+Each setting runs in a process of its own, since OpenMP reads its waiting policy once. Settings
+alternate, alone and beside a neighbour: one process that keeps two threads' worth of OpenMP work
+going, as a second server would. Usage: python perf/threads.py FAMILY_OR_ENGINE [--rounds 3] [--out
+FILE]
 """
 
 import argparse

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from mfs_trt.engine.interface import Engine, SegmentInput, StepInput, StepOutput
 
@@ -31,7 +30,7 @@ class Steps:
             frames = frames[count:]
 
     def rows(
-        self, segment: int, items: Sequence[Item], source_rows: ArrayLike | None = None
+        self, segment: int, items: Sequence[Item], source_rows: Sequence[int] | None = None
     ) -> SegmentInput:
         """The items' rows in segment `segment`, all of them with logits."""
         request = np.concatenate([np.full(last - first, r) for r, first, last in items])
@@ -39,7 +38,7 @@ class Steps:
         frames = self.tables[segment][request, positions // self.block_size]
         num_rows = len(positions)
         if source_rows is None:
-            source_rows = np.arange(num_rows)
+            source_rows = range(num_rows)
         slots = frames * self.block_size + (positions % self.block_size)[:, None]
         return SegmentInput(
             source_rows=np.asarray(source_rows, np.int32),
@@ -74,7 +73,7 @@ class Steps:
         return np.concatenate([none, *(self.ids[r, first:last] for r, first, last in items)])
 
 
-def close(actual: ArrayLike, expected: ArrayLike, tolerance: float = 1e-10) -> None:
+def close(actual: np.ndarray, expected: np.ndarray, tolerance: float = 1e-10) -> None:
     np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance)
 
 

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,14 @@ def test_host_logic_imports_no_accelerator_or_model_library():
     code = f"import sys, {', '.join(HOST_LOGIC)}; print(set(sys.modules) & set({heavy!r}))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.strip() == "set()", result.stdout + result.stderr
+
+
+def test_an_installation_has_every_package():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        setuptools = tomllib.load(file)["tool"]["setuptools"]
+    expected = set()
+    for package, root in setuptools["package-dir"].items():
+        for init in (ROOT / root).rglob("__init__.py"):
+            inside = init.parent.relative_to(ROOT / root).parts
+            expected.add(".".join((package, *inside)))
+    assert set(setuptools["packages"]) == expected

@@ -62,9 +62,9 @@ def sample(
 ) -> list[Sample]:
     """Choose a token for each row of logits [n, vocab_size]; the logits are not changed.
 
-    `token_ids` and `top_logits` [n]: each row's most likely token and its logit, where the engine has found
-    them; then plain greedy rows leave the logits unread. Greedy ties go to the lowest id, or to what the
-    engine found. Raises `InvalidLogitsError`, naming the first row at fault.
+    `token_ids` and `top_logits` [n]: each row's most likely token and its logit, where the engine
+    has found them; then plain greedy rows leave the logits unread. Greedy ties go to the lowest id,
+    or to what the engine found. Raises `InvalidLogitsError`, naming the first row at fault.
     """
     assert len(logits) == len(rows), (logits.shape, len(rows))
     if not rows:

@@ -109,8 +109,9 @@ class EngineCore:
         return [self.add_text(event) for event in self.step_tokens()]
 
     def step_tokens(self) -> list[TokenEvent]:
-        """`step` without the text that no decision waits for: `add_text` makes it, at any time before
-        the sequence's next event, in any thread.
+        """`step` without the text that no decision waits for.
+
+        `add_text` makes it, in any thread, at any time before the sequence's next event.
         """
         started = time.monotonic()
         output = self.scheduler.schedule()
@@ -132,7 +133,9 @@ class EngineCore:
         return events
 
     def add_text(self, event: TokenEvent) -> TokenEvent:
-        """The event with its text, unless it has it already: stop words are looked for within the step."""
+        """The event with its text, unless it has it already: stop words are looked for within the
+        step.
+        """
         if event.error is not None:
             return event
         key = sequence_id(event.request_id, event.sequence_index)

@@ -76,10 +76,12 @@ def test_row_33_a_request_larger_than_the_arena_is_refused_at_once_even_while_a_
 def test_row_34_one_huge_request_leaves_room_for_small_ones(slow_server):
     """Row 34: one huge max_tokens blocks all."""
     asked = {"text_input": PROMPT, "max_tokens": 440, "tier": "large"}
+    little = {"text_input": f"{PROMPT}, one two three four " * 3, "max_tokens": 4, "tier": "large"}
     needed, available = slow_server.expected_frames(asked)
-    assert 0.9 * available < needed <= available  # were it reserved, nobody else would fit
+    assert needed <= available  # the huge one fits, but reserved it would leave no room for a small
+    assert slow_server.expected_frames(little)[0] > available - needed
     huge = start(slow_server, **asked).wait_first()
-    small = [start(slow_server, max_tokens=4, tier=tier) for tier in ("small", "large") * 6]
+    small = [start(slow_server, **little) for _ in range(5)]
     assert all(s.finish().error is None for s in small)
     assert not huge.is_done
     huge.disconnect()

@@ -24,7 +24,11 @@ def llm(tmp_path_factory):
     tiers = (TierSpec("small", 2), TierSpec("large", 6))
     convert_checkpoint(open_checkpoint(source), tiers, folder / "family")
     return LLM(
-        build_engine(folder / "family", folder / "engine", BuildConfig(target="reference", memory_nbytes=4 << 20))
+        build_engine(
+            folder / "family",
+            folder / "engine",
+            BuildConfig(target="reference", memory_nbytes=4 << 20),
+        )
     )
 
 

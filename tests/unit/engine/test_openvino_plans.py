@@ -14,7 +14,7 @@ import pytest
 from mfs_trt.engine import load_engine, openvino_attention, openvino_plans
 from mfs_trt.engine.manifest import EngineManifest
 from mfs_trt.engine.openvino import OpenVinoEngine
-from mfs_trt.errors import EngineError
+from mfs_trt.errors import EngineError, FamilyError, MfsError
 from steps import Steps
 from tiny_folders import build_tiny_engine, folder_family, write_tiny_family
 
@@ -36,9 +36,9 @@ def folder(built, tmp_path) -> Path:
     return shutil.copytree(built[1], tmp_path / "engine")
 
 
-def refusal(folder: Path) -> str:
+def refusal(folder: Path, error: type[MfsError] = EngineError) -> str:
     """The message with which the engine folder is refused."""
-    with pytest.raises(EngineError) as caught:
+    with pytest.raises(error) as caught:
         load_engine(folder)
     message = str(caught.value)
     assert "\n" not in message
@@ -95,6 +95,21 @@ def test_plan_that_openvino_cannot_read_is_refused_by_path(folder, content):
             plan.files[path.name] = digest
     manifest.save(folder)
     assert refusal(folder).startswith(f"{path}: OpenVINO cannot load this plan: ")
+
+
+@pytest.mark.parametrize("fault", ["missing", "truncated", "empty", "garbage"])
+def test_weight_file_of_the_family_that_is_damaged_since_is_refused_by_path(
+    built, folder, tmp_path, fault
+):
+    family = shutil.copytree(built[0], tmp_path / "family")
+    path = family / "base.safetensors"
+    content = path.read_bytes()
+    path.unlink()
+    if fault != "missing":
+        new = {"truncated": content[: len(content) // 8], "empty": b"", "garbage": b"\xff" * 4096}
+        path.write_bytes(new[fault])
+    replace(EngineManifest.load(folder), family=str(family)).save(folder)
+    assert str(path) in refusal(folder, FamilyError)
 
 
 def test_bfloat16_on_a_cpu_without_it_is_refused_with_what_the_cpu_has(folder, monkeypatch):

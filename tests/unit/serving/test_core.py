@@ -288,7 +288,11 @@ def test_bad_words_are_never_in_the_text(text_core):
 
 def test_core_of_an_engine_folder_serves_its_family(family_folder, hf_folder, tmp_path):
     family = family_folder(hf_folder())
-    core = load_core(build_engine(family, tmp_path / "ids", BuildConfig(target="reference", memory_nbytes=1 << 22)))
+    core = load_core(
+        build_engine(
+            family, tmp_path / "ids", BuildConfig(target="reference", memory_nbytes=1 << 22)
+        )
+    )
     assert core.tokenizer is None
     assert len(tokens(ask(core, token_ids=[1, 2, 3], tier="t1"))) == 6
 
@@ -297,7 +301,11 @@ def test_core_of_a_family_with_a_tokenizer_speaks_text(family_folder, hf_folder,
     source = hf_folder(vocab_size=512)
     build_tokenizer("byte_level", source)
     family = family_folder(source)
-    core = load_core(build_engine(family, tmp_path / "text", BuildConfig(target="reference", memory_nbytes=1 << 22)))
+    core = load_core(
+        build_engine(
+            family, tmp_path / "text", BuildConfig(target="reference", memory_nbytes=1 << 22)
+        )
+    )
     assert core.tokenizer is not None
     events = ask(core, prompt="Hello", token_ids=None)
     assert text_of(events) == core.tokenizer.decode(tokens(events))
