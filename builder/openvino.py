@@ -78,7 +78,7 @@ def _compressed(model: ov.Model, weight_format: str, group_size: int) -> ov.Mode
             f"weight_format: {weight_format} needs the package nncf "
             "(pip install 'mfs-trt[compress]')"
         ) from None
-    nncf.set_log_level(logging.ERROR)
+    logging.getLogger("nncf").setLevel(logging.ERROR)  # its progress is not news
     settings = {"mode": nncf.CompressWeightsMode.INT8_ASYM}
     if weight_format == "int4":
         settings = {"mode": nncf.CompressWeightsMode.INT4_SYM, "group_size": group_size}

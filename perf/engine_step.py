@@ -86,29 +86,39 @@ def serve_measurements(engine_dir: str) -> None:
         print(json.dumps(measured), flush=True)
 
 
-def measured_rates() -> dict[str, float]:
-    """Bytes per second of a read and fp32 operations per second of a matrix product, best of
+def read_rate() -> float:
+    """Bytes per second of reading memory that no cache holds, best of several."""
+    import torch
+
+    data = torch.zeros(256 << 20)  # 1 GiB
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        data.sum()
+        times.append(time.perf_counter() - started)
+    return data.nbytes / min(times)
+
+
+def matrix_rate(num_rows: int) -> float:
+    """fp32 operations per second of a product of `num_rows` rows with a matrix in cache, best of
     several.
+
+    A product of few rows cannot use the machine as one of thousands does, so the floor takes the
+    rate at the step's own number of rows.
     """
     import torch
 
-    data = torch.zeros(256 << 18)  # 256 MiB
-    a = torch.randn(2048, 2048)
-    read, product = [], []
-    for _ in range(7):
+    a, b = torch.randn(num_rows, 576), torch.randn(1536, 576)
+    times = []
+    for _ in range(50):
         started = time.perf_counter()
-        data.sum()
-        read.append(time.perf_counter() - started)
-        started = time.perf_counter()
-        a @ a
-        product.append(time.perf_counter() - started)
-    return {
-        "read_bytes_per_s": data.nbytes / min(read),
-        "fp32_flops_per_s": 2 * 2048**3 / min(product),
-    }
+        for _ in range(20):
+            torch.nn.functional.linear(a, b)
+        times.append(time.perf_counter() - started)
+    return 20 * 2 * num_rows * 576 * 1536 / min(times)
 
 
-def floor_ms(engine_dir: str, batch: int, rates: dict[str, float]) -> float:
+def floor_ms(engine_dir: str, batch: int, bytes_per_s: float, flops_per_s: float) -> float:
     """The least time that the measured rates allow a top-tier decode step."""
     from mfs_trt.engine.manifest import EngineManifest
     from mfs_trt.family.costs import tier_costs
@@ -116,19 +126,15 @@ def floor_ms(engine_dir: str, batch: int, rates: dict[str, float]) -> float:
     manifest = EngineManifest.load(engine_dir)
     family = manifest.load_family()
     top = tier_costs(family, kv_itemsize=4)[-1]
-    embedding_nbytes = 4 * family.model.vocab_size * family.model.hidden_size
-    plan_nbytes = sum(
+    weights = sum(
         (Path(engine_dir) / name).stat().st_size
         for plan in manifest.plans
         for name in plan.files
         if name.endswith(".bin")
     )
-    weights = plan_nbytes - embedding_nbytes * plan_nbytes / (
-        top.total_weight_nbytes + embedding_nbytes
-    )  # decoding reads a few rows of the embedding, not all
     kv = batch * PROMPT_TOKENS * top.total_kv_nbytes_per_token
-    reading = (weights + kv) / rates["read_bytes_per_s"]
-    return 1000 * max(reading, batch * top.flops_per_token / rates["fp32_flops_per_s"])
+    reading = (weights + kv) / bytes_per_s
+    return 1000 * max(reading, batch * top.flops_per_token / flops_per_s)
 
 
 def main() -> None:
@@ -147,13 +153,13 @@ def main() -> None:
     if args.serve:
         serve_measurements(args.engine)
         return
-    rates = measured_rates()
+    bytes_per_s = read_rate()
     ours = Peer([sys.executable, __file__, args.engine, "--serve"])
     peer = None
     if args.peer_python:
         script = str(Path(__file__).with_name("genai_peer.py"))
         peer = Peer([args.peer_python, script, args.peer_model, args.precision, str(PROMPT_TOKENS)])
-    result: dict[str, Any] = {"benchmark": "engine_step", "rates": rates, "engine": args.engine}
+    result: dict[str, Any] = {"benchmark": "engine_step", "engine": Path(args.engine).name}
     rows = []
     for batch in args.batches:
         loop: list[float] = []
@@ -168,8 +174,10 @@ def main() -> None:
                 other = peer.measure(batch, args.steps)
                 theirs += other
                 ratios.append(float(np.median(mine["engine"]) / np.median(other)))
-        floor = floor_ms(args.engine, batch, rates)
+        flops_per_s = matrix_rate(batch)
+        floor = floor_ms(args.engine, batch, bytes_per_s, flops_per_s)
         figures = {"engine_ms": spread(engine), "loop_ms": spread(loop), "floor_ms": floor}
+        figures |= {"read_bytes_per_s": bytes_per_s, "fp32_flops_per_s": flops_per_s}
         if peer is not None:
             figures |= {"genai_step_ms": spread(theirs), "engine_over_genai": spread(ratios)}
         result[f"batch {batch}"] = figures

@@ -21,7 +21,7 @@ PROMPT_TOKENS = 64
 
 
 class Server:
-    """A core that decodes a fixed set of requests; `step_ms` runs one engine step of all of them."""
+    """A core that decodes a fixed set of requests; `step_ms` runs one step of all of them."""
 
     def __init__(self, engine_dir: str, tiers: list[str], rows: int, num_steps: int) -> None:
         from mfs_trt.request import PromptRequest

@@ -61,7 +61,7 @@ def main() -> None:
     from mfs_trt.llm import LLM
 
     llm = LLM(args.engine)
-    words = "gravity light stone river wind fire earth moon".split()
+    words = ["gravity", "light", "stone", "river", "wind", "fire", "earth", "moon"]
     prompts = [
         " ".join(words[(i + j) % len(words)] for j in range(PROMPT_TOKENS))
         for i in range(args.streams)

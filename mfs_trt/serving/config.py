@@ -15,6 +15,7 @@ from typing import Any
 from mfs_trt.errors import ConfigError
 
 SERVE_CONFIG_NAME = "serve.json"
+STOPPING_NAME = "stopping"  # file beside it: the server is about to stop, no more tickets
 
 _PLACEHOLDER = re.compile(r"\$\{[^}]*\}")
 _FIELD_TYPES: dict[str, tuple[type, ...]] = {

@@ -250,7 +250,7 @@ def sequence_id(request_id: str, sequence_index: int) -> str:
 
 
 def sample_rows(requests: Sequence[Request], output: StepOutput) -> list[Sample]:
-    """One token for each request, from its exit's row of `output`: exits in order, rows in theirs."""
+    """One token for each request from its exit's row: exits in order, rows in theirs."""
     samples: list[Sample] = []
     for logits, token_ids, top_logits in zip(
         output.logits, output.token_ids, output.top_logits, strict=True

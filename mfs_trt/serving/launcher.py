@@ -26,7 +26,7 @@ from importlib import resources
 from pathlib import Path
 
 from mfs_trt.errors import ServerError
-from mfs_trt.serving.config import SERVE_CONFIG_NAME, ServeConfig, write_serve_config
+from mfs_trt.serving.config import SERVE_CONFIG_NAME, STOPPING_NAME, ServeConfig, write_serve_config
 from mfs_trt.serving.installation import STUB_NAME, find_installation
 from mfs_trt.serving.triton_spec import MODELS, WORKER
 
@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_PORTS = (8000, 8001, 8002)  # HTTP, gRPC, metrics
 
 _SHM_DIR = Path("/dev/shm")
+_TICKET_TRIP_S = 0.2  # many times what a ticket takes through Triton server
 _SHM_BYTES = 16 << 20  # of the worker's shared memory at the start; it grows by the same
 
 
@@ -123,6 +124,8 @@ class TritonServer:
         self._is_stopping.set()
         process = self._process
         if process is not None and process.poll() is None:
+            self._stopping_file.touch()
+            time.sleep(_TICKET_TRIP_S)  # tickets on their way come back while steps are accepted
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(self._exit_timeout_s + 10)
@@ -176,7 +179,12 @@ class TritonServer:
         else:
             with resources.as_file(resources.files("mfs_trt.model_repo")) as templates:
                 _copy_repository(templates, self.repository)
+        self._stopping_file.unlink(missing_ok=True)
         write_serve_config(self.repository / WORKER / "1" / SERVE_CONFIG_NAME, self._config)
+
+    @property
+    def _stopping_file(self) -> Path:
+        return self.repository / WORKER / "1" / STOPPING_NAME
 
     def _arguments(self, backend_dir: Path) -> list[str]:
         return [

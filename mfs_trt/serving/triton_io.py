@@ -192,9 +192,26 @@ def echo_prompt(
     if text is None:
         wants_text = tokenizer is not None and "text_output" in requested
         text = tokenizer.decode(list(token_ids or ())) if wants_text else ""
+    if tokenizer is None:
+        return replace(chunk, text=text + chunk.text, token_ids=(*token_ids, *chunk.token_ids))
+    wanted = {"text_output", "output_ids"} & requested
     if token_ids is None:
-        token_ids = tokenizer.encode(text) if "output_ids" in requested else ()
-    return replace(chunk, text=text + chunk.text, token_ids=(*token_ids, *chunk.token_ids))
+        token_ids = tokenizer.encode(text) if wanted else ()
+    between = _lost_between(tokenizer, token_ids, chunk.token_ids) if wanted else ""
+    return replace(
+        chunk,
+        text=text + between + chunk.text,
+        token_ids=(*token_ids, *chunk.token_ids),
+    )
+
+
+def _lost_between(tokenizer: Any, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> str:
+    """What decoding prompt and output apart loses between them: SentencePiece's space."""
+    prompt, output = tokenizer.decode(list(prompt_ids)), tokenizer.decode(list(output_ids))
+    whole = tokenizer.decode([*prompt_ids, *output_ids])
+    if not (output and whole.startswith(prompt) and whole.endswith(output)):
+        return ""
+    return whole[len(prompt) : len(whole) - len(output)]
 
 
 def _perf_outputs(chunk: OutputChunk) -> dict[str, np.ndarray]:

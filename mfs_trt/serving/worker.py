@@ -29,7 +29,7 @@ from mfs_trt.errors import (
     MfsError,
     RequestCancelledError,
 )
-from mfs_trt.serving.config import ServeConfig, load_serve_config
+from mfs_trt.serving.config import STOPPING_NAME, ServeConfig, load_serve_config
 from mfs_trt.serving.dispatcher import Dispatcher, one_line
 from mfs_trt.serving.metrics import WorkerMetrics
 from mfs_trt.serving.responses import RequestStream
@@ -60,10 +60,15 @@ class Worker:
         *,
         name: str = "family",
         version: str = "1",
+        stopping_file: Path | None = None,
     ):
+        """`stopping_file`: while it exists, no client behind an ensemble is asked after, since a
+        stopping Triton server refuses the step that a ticket asks for and drops its stream.
+        """
         self._pb_utils = pb_utils
         self._engine = engine
         self._config = config
+        self._stopping_file = stopping_file
         self._final_flag = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         self._numbers = itertools.count()
         self._by_ticket: dict[int, RequestStream] = {}
@@ -110,7 +115,14 @@ class Worker:
         except Exception as error:
             logger.exception("loading %s failed", args["model_name"])
             raise pb_utils.TritonModelException(one_line(error)) from None
-        return cls(pb_utils, engine, config, name=args["model_name"], version=args["model_version"])
+        return cls(
+            pb_utils,
+            engine,
+            config,
+            name=args["model_name"],
+            version=args["model_version"],
+            stopping_file=_version_folder(args) / STOPPING_NAME,
+        )
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Accept or refuse each request; never raises, returns before any token is computed."""
@@ -256,6 +268,7 @@ class Worker:
         with self._ticket_lock:
             streams = list(self._by_ticket.values())
         now = time.monotonic()
+        server_stops = self._stopping_file is not None and self._stopping_file.exists()
         for stream in streams:
             gate = stream.gate
             assert gate is not None
@@ -264,7 +277,8 @@ class Worker:
                 gate.give_up()
                 self._dispatcher.release(stream)
             elif stream.is_attached:
-                gate.send()
+                if not server_stops:
+                    gate.send()
             elif now - gate.opened_at_s > TICKET_LIFE_S:
                 gate.close()
                 self._dispatcher.discard(stream)
@@ -303,10 +317,14 @@ def start_engine(config: ServeConfig) -> Any:
     return engine
 
 
+def _version_folder(args: dict[str, str]) -> Path:
+    return Path(args["model_repository"]) / args["model_version"]
+
+
 def _load_config(args: dict[str, str]) -> ServeConfig:
     parameters = json.loads(args["model_config"]).get("parameters", {})
     config, ignored = load_serve_config(
-        Path(args["model_repository"]) / args["model_version"],
+        _version_folder(args),
         {key: value.get("string_value", "") for key, value in parameters.items()},
     )
     if ignored:

@@ -75,8 +75,9 @@ def test_row_9_disconnected_http_clients_leave_no_threads_and_no_memory(slow_ser
         HttpStream(slow_server, text_input=PROMPT, max_tokens=200, ignore_eos=True, id=f"c{i}")
         for i in range(50)
     ]
-    for client in clients[: slow_server.max_num_seqs]:
-        client.wait_first()
+    # Whichever came first is in mid-stream, the others wait.
+    wait_until(lambda: num_running(slow_server) == slow_server.max_num_seqs)
+    wait_until(lambda: num_running(slow_server) + num_waiting(slow_server) == len(clients))
     for client in clients:
         client.disconnect()
     assert_serves_as_ever(slow_server)
