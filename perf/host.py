@@ -2,7 +2,8 @@
 running requests.
 
 Both are timed inside the same steps of one core: mixed tiers in decode, block boundaries included.
-Sampling and the making of events are shown beside them. Usage: python perf/host.py FAMILY_OR_ENGINE [--out FILE]
+Sampling and the making of events are shown beside them.
+Usage: python perf/host.py FAMILY [--out FILE]
 """
 
 import argparse
@@ -20,6 +21,7 @@ from mfs_trt.engine.interface import EngineLimits
 from mfs_trt.engine.threads import wait_passively
 
 PROMPT_TOKENS = 24
+PARTS = ("schedule", "prepare", "update", "host", "sample", "events")
 
 
 class Stopwatch:
@@ -99,7 +101,7 @@ def main() -> None:
     rows = [
         (
             n,
-            *(f[k]["median"] for k in ("schedule", "prepare", "update", "host", "sample", "events")),
+            *(f[part]["median"] for part in PARTS),
             f["engine"]["median"],
             f"{100 * f['host']['median'] / f['engine']['median']:.2f} %",
         )

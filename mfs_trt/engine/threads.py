@@ -2,7 +2,7 @@
 
 OpenMP threads that spin between parallel regions starve every neighbour on the same cores (the
 server, its stub, a client) and then themselves; passive waiting costs an idle machine little.
-Figures: `perf/results/threads.json`.
+Figures: `perf/results/threads_reference.json`, `threads_openvino.json`.
 """
 
 import os
