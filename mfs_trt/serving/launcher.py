@@ -124,7 +124,8 @@ class TritonServer:
         self._is_stopping.set()
         process = self._process
         if process is not None and process.poll() is None:
-            self._stopping_file.touch()
+            for version_folder in self.repository.glob("*/1"):
+                (version_folder / STOPPING_NAME).touch()
             time.sleep(_TICKET_TRIP_S)  # tickets on their way come back while steps are accepted
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -179,12 +180,9 @@ class TritonServer:
         else:
             with resources.as_file(resources.files("mfs_trt.model_repo")) as templates:
                 _copy_repository(templates, self.repository)
-        self._stopping_file.unlink(missing_ok=True)
+        for stale in self.repository.glob(f"*/1/{STOPPING_NAME}"):
+            stale.unlink()
         write_serve_config(self.repository / WORKER / "1" / SERVE_CONFIG_NAME, self._config)
-
-    @property
-    def _stopping_file(self) -> Path:
-        return self.repository / WORKER / "1" / STOPPING_NAME
 
     def _arguments(self, backend_dir: Path) -> list[str]:
         return [
