@@ -24,6 +24,10 @@ class ConfigError(MfsError):
     """A configuration file or command-line value is wrong."""
 
 
+class TrainingError(MfsError):
+    """A training cannot start, go on or be resumed."""
+
+
 class ServerError(MfsError):
     """tritonserver cannot be found, set up or started."""
 

@@ -1,0 +1,1 @@
+"""Trains tiers and exits into one set of weights."""
