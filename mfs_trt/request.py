@@ -43,6 +43,10 @@ class PromptRequest:
     deadline_s: float | None = None  # seconds from submission
     stop_token_ids: tuple[tuple[int, ...], ...] = ()  # stop words given as token sequences
     bad_token_ids: tuple[tuple[int, ...], ...] = ()  # bad words given as token sequences
+    reuse_prefix: bool = (
+        True  # False: neither takes from the prefix cache nor leaves anything there
+    )
+    cache_salt: str = ""  # only requests of the same salt share cached content
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,12 @@ class TokenEvent:
 
 @dataclass(eq=False)
 class Request:
-    """One sequence in the scheduler. `token_ids` is prompt plus output; `append` makes it grow."""
+    """One sequence in the scheduler.
+
+    `token_ids` is prompt, output and, behind them, drafts. Of its tokens `num_accepted[i]` stand at
+    tier `levels[i]`: the last level is the tier that it runs at, the ones below draft for it. The
+    tokens that stand there are final. Without speculation there is one level, and no draft.
+    """
 
     request_id: str  # unique per sequence
     prompt_request: PromptRequest
@@ -86,9 +95,13 @@ class Request:
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
     arrival_time_s: float = 0.0  # monotonic clock
     deadline_time_s: float | None = None
+    highest_tier: int = -1  # that it may come to run at; -1: `tier`
+    draft_levels: tuple[int, ...] = ()  # tiers below `tier` that draft, ascending
     token_ids: list[int] = field(init=False)
-    output_token_ids: list[int] = field(default_factory=list)
+    output_token_ids: list[int] = field(default_factory=list)  # final
+    num_accepted: list[int] = field(init=False)  # one per level
     num_computed_tokens: list[int] = field(init=False)  # one per segment 0..tier
+    num_cached_tokens: int = 0  # of the prompt, got from the prefix cache when it began to run
     status: RequestStatus = RequestStatus.WAITING
     row: int = -1  # row in the block tables while running
     num_preemptions: int = 0
@@ -99,10 +112,61 @@ class Request:
     def __post_init__(self) -> None:
         self.token_ids = [*self.prompt_token_ids, *self.output_token_ids]
         self.num_computed_tokens = [0] * (self.tier + 1)
+        self.highest_tier = max(self.tier, self.highest_tier)
+        self.num_accepted = [len(self.token_ids)] * len(self.levels)
 
-    def append(self, token_id: int) -> None:
-        self.token_ids.append(token_id)
-        self.output_token_ids.append(token_id)
+    @property
+    def levels(self) -> tuple[int, ...]:
+        return (*self.draft_levels, self.tier)
+
+    @property
+    def num_final_tokens(self) -> int:
+        """Tokens that stand at the request's own tier: prompt and output."""
+        return self.num_accepted[-1]
+
+    def stand(self, level: int, token_ids: Sequence[int]) -> None:
+        """`token_ids` follow the tokens that stand at `level`, in place of the drafts behind them.
+
+        Lower levels and computed tokens fall back to what is still true.
+        """
+        start = self.num_accepted[level]
+        if self.token_ids[start:] != list(token_ids[: len(self.token_ids) - start]):
+            # The first token that differs was computed, if at all, as another one.
+            counts = self.num_computed_tokens
+            same = start
+            for old, new in zip(self.token_ids[start:], token_ids, strict=False):
+                if old != new:
+                    break
+                same += 1
+            for segment, count in enumerate(counts):
+                if count > same:
+                    counts[segment] = same
+        self.token_ids[start:] = token_ids
+        for i in range(level + 1):
+            self.num_accepted[i] = len(self.token_ids)
+        for segment, count in enumerate(self.num_computed_tokens):
+            if count >= len(self.token_ids):
+                self.num_computed_tokens[segment] = len(self.token_ids) - 1
+        if level == len(self.num_accepted) - 1:
+            self.output_token_ids.extend(token_ids)
+
+    def move_to(self, tier: int) -> None:
+        """Run at another tier from here on; drafts are dropped, final tokens stay."""
+        self.drop_drafts()
+        counts = self.num_computed_tokens[: tier + 1]
+        self.num_computed_tokens = counts + [0] * (tier + 1 - len(counts))
+        self.tier = tier
+        self.highest_tier = max(tier, self.highest_tier)
+        self.draft_levels = tuple(t for t in self.draft_levels if t < tier)
+        self.num_accepted = [self.num_final_tokens] * len(self.levels)
+
+    def drop_drafts(self) -> None:
+        """Only what is final remains."""
+        final = self.num_final_tokens
+        del self.token_ids[final:]
+        self.num_accepted = [final] * len(self.levels)
+        for segment, count in enumerate(self.num_computed_tokens):
+            self.num_computed_tokens[segment] = min(count, max(0, final - 1))
 
     @property
     def priority(self) -> int:

@@ -32,7 +32,7 @@ def window_loss(core, token_ids: list[int]) -> float:
     request = PromptRequest("window", SamplingParams(max_tokens=1), token_ids=token_ids)
     for sequence in core.make_requests(request):
         core.add(sequence)
-    block_size, tables = scheduler.kv_cache.spec.block_size, scheduler.kv_cache.tables.segments
+    block_size, tables = scheduler.kv_cache.spec.block_size, scheduler.kv_cache.tables
     loss, done = 0.0, 0
     while done < len(token_ids):
         output = scheduler.schedule()

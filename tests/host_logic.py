@@ -20,13 +20,24 @@ def make_request(
     max_tokens: int = 8,
     min_tokens: int = 0,
     end_token_ids: Sequence[int] = (),
+    prompt: Sequence[int] | None = None,
+    reuse_prefix: bool = False,
+    cache_salt: str = "",
+    **fields,
 ) -> Request:
     """A request whose prompt is 100, 101, …; tokens above 1000 are what `run_step` samples."""
     params = SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens)
-    prompt = list(range(100, 100 + num_prompt_tokens))
+    prompt = list(prompt or range(100, 100 + num_prompt_tokens))
     return Request(
         request_id=name,
-        prompt_request=PromptRequest(name, params, token_ids=prompt, priority=priority),
+        prompt_request=PromptRequest(
+            name,
+            params,
+            token_ids=prompt,
+            priority=priority,
+            reuse_prefix=reuse_prefix,
+            cache_salt=cache_salt,
+        ),
         sequence_index=0,
         prompt_token_ids=prompt,
         tier=tier,
@@ -34,6 +45,7 @@ def make_request(
         seed=0,
         end_token_ids=frozenset(end_token_ids),
         arrival_time_s=arrival,
+        **fields,
     )
 
 
@@ -44,6 +56,7 @@ def make_manager(
     block_size: int = 4,
     max_num_seqs: int = 8,
     max_model_len: int = 64,
+    num_feature_slots: int = 0,
 ) -> KVCacheManager:
     spec = KVCacheSpec(
         group_size=1,
@@ -53,6 +66,7 @@ def make_manager(
         block_size=block_size,
         layer_nbytes=2 * 2 * 4 * block_size,
         num_frames=num_frames,
+        num_feature_slots=num_feature_slots,
     )
     return KVCacheManager(spec, max_num_seqs, max_model_len)
 
@@ -81,7 +95,7 @@ def add(scheduler: Scheduler, *requests: Request) -> None:
 def run_step(scheduler: Scheduler, token_id: int = 1000) -> SchedulerOutput:
     """One step in which every exit samples `token_id`."""
     output = scheduler.schedule()
-    scheduler.update(output, {name: token_id for names in output.sampled for name in names})
+    scheduler.update(output, {name: [token_id] for names in output.sampled for name in names})
     return output
 
 

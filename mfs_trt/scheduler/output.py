@@ -12,7 +12,10 @@ class SegmentItems:
     rows: np.ndarray  # [num_items] int32: the request's row in the block tables
     first_tokens: np.ndarray  # [num_items] int32
     last_tokens: np.ndarray  # [num_items] int32, exclusive
-    exit_items: np.ndarray  # [num_exits] int32: items whose last row's logits are wanted here
+    stored_from: np.ndarray  # [num_items] int32: keys and values of earlier tokens exist already
+    saved_from: np.ndarray  # [num_items] int32: from here on, features are kept above this segment
+    exit_items: np.ndarray  # [num_exits] int32: items whose last rows' logits are wanted here
+    exit_counts: np.ndarray  # [num_exits] int32: how many rows of each
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class SchedulerOutput:
     # (request id, computed tokens per segment after the step)
     computed: tuple[tuple[str, tuple[int, ...]], ...]
     sampled: tuple[tuple[str, ...], ...]  # per segment: request ids in the order of its exit_items
+    levels: dict[str, int]  # per sampled request: the level that its rows are decided at
     preempted: tuple[str, ...]
 
     @property

@@ -6,7 +6,7 @@ many segments chase.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 
@@ -15,23 +15,11 @@ from mfs_trt.errors import RequestTooLargeError
 from mfs_trt.kv_cache.manager import KVCacheManager
 from mfs_trt.request import FinishReason, Request, RequestStatus
 from mfs_trt.scheduler.output import SchedulerOutput, SegmentItems
+from mfs_trt.scheduler.plan import Plan, level_to_run, make_plan
 from mfs_trt.scheduler.queue import WaitingQueue, rank
 
 MAX_SET_ASIDE = 16  # waiting requests that do not fit, until a step looks no further
 MAX_PASSES = 64  # times a request that does not fit may be passed before it blocks the queue
-
-
-class _Plan(NamedTuple):
-    """One request's part of a step: `[first[s], last[s])` per segment."""
-
-    request: Request
-    first: list[int]
-    last: list[int]
-
-    @property
-    def samples(self) -> bool:
-        """Whether its tier's exit reaches the last known token."""
-        return self.last[-1] == self.request.num_tokens
 
 
 class Scheduler:
@@ -44,6 +32,8 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.running: list[Request] = []  # in rank order
         self.num_preemptions = 0
+        self.num_rows = [0] * self._num_segments  # run so far, per segment
+        self.num_rows_again = [0] * self._num_segments  # of them, for a feature that was gone
         self._num_passes: dict[str, int] = {}
 
     @property
@@ -80,18 +70,40 @@ class Scheduler:
             self.running.remove(request)
         elif request.status is RequestStatus.WAITING:
             self.waiting.remove(request)
-        self.kv_cache.free(request)
+        self.kv_cache.forget(request)
         self._num_passes.pop(request.request_id, None)
         del self.requests[request.request_id]
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
+
+    def switch(self, request: Request, tier: int) -> None:
+        """Run an unfinished request at another tier from its next token on.
+
+        Up: deeper segments start to chase, fed from kept features. Down: their blocks are freed.
+        Raises `RequestTooLargeError` when the arena could never hold it there.
+        """
+        before = request.tier, request.highest_tier
+        request.highest_tier = max(tier, request.highest_tier)
+        if not self.kv_cache.can_ever_fit(request):
+            needed = self.kv_cache.max_frames(request)
+            request.highest_tier = before[1]
+            raise RequestTooLargeError(
+                f"tier: request needs {needed} KV frames at tier {tier}, more than the arena's "
+                f"{self.kv_cache.pool.num_usable_frames}"
+            )
+        request.move_to(tier)
+        if tier < before[0]:
+            self.kv_cache.cut(request, tier + 1)
+        elif request.status is RequestStatus.RUNNING:
+            self.kv_cache.extend(request, before[0] + 1)
+        self.kv_cache.features.rewind(request)
 
     # -- one step --------------------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput:
         """Decide a step and allocate its memory; counts move when `update` hears that it ran."""
         rows_left = [self.limits.max_num_batched_tokens] * self._num_segments
-        plans: dict[str, _Plan] = {}
+        plans: dict[str, Plan] = {}
         preempted: list[str] = []
         self._schedule_running(rows_left, plans, preempted)
         self._schedule_waiting(rows_left, plans, preempted)
@@ -102,10 +114,10 @@ class Scheduler:
         return len(self.kv_cache.spec.groups_per_segment)
 
     def _schedule_running(
-        self, rows_left: list[int], plans: dict[str, _Plan], preempted: list[str]
+        self, rows_left: list[int], plans: dict[str, Plan], preempted: list[str]
     ) -> None:
         """Small gaps first: a long prompt takes what running decodes leave of the budget."""
-        gaps = {id(r): r.num_tokens - r.num_computed_tokens[-1] > 1 for r in self.running}
+        gaps = {id(r): r.num_computed_tokens[-1] < r.num_final_tokens - 1 for r in self.running}
         for request in sorted(self.running, key=lambda r: gaps[id(r)]):
             if request.status is not RequestStatus.RUNNING:
                 continue  # a preemption earlier in this loop
@@ -122,7 +134,7 @@ class Scheduler:
                 self._take(plan, rows_left, plans)
 
     def _schedule_waiting(
-        self, rows_left: list[int], plans: dict[str, _Plan], preempted: list[str]
+        self, rows_left: list[int], plans: dict[str, Plan], preempted: list[str]
     ) -> None:
         """Admit in rank order; what does not fit now is set aside and may be passed, for a while.
 
@@ -132,9 +144,13 @@ class Scheduler:
         for request in list(self.waiting):
             if rows_left[0] <= 0 or self._is_behind(request, preempted):
                 break
+            self.kv_cache.open(request)
             plan = self._plan(request, rows_left)
-            assert plan is not None
-            if not self._admit(request, plan, rows_left, plans, preempted):
+            if plan is None or not self._admit(request, plan, rows_left, plans, preempted):
+                self.kv_cache.close(request)
+                request.num_computed_tokens = [0] * len(request.num_computed_tokens)
+                if plan is None:
+                    break
                 if len(self.running) >= self.limits.max_num_seqs:
                     break
                 if request.num_preemptions or self._is_overtaken(request):
@@ -161,13 +177,14 @@ class Scheduler:
     def _admit(
         self,
         request: Request,
-        plan: _Plan,
+        plan: Plan,
         rows_left: list[int],
-        plans: dict[str, _Plan],
+        plans: dict[str, Plan],
         preempted: list[str],
     ) -> bool:
         """A seat and memory for all that is known of `request`; lower priorities make way."""
-        victims = self._who_makes_way(request, [request.num_tokens] * len(plan.last))
+        room = [request.num_tokens] * len(request.num_computed_tokens)
+        victims = self._who_makes_way(request, room)
         if victims is None:
             return False
         for victim in victims:
@@ -196,20 +213,15 @@ class Scheduler:
             free += self.kv_cache.num_frames_held(victim)
         return chosen
 
-    def _plan(self, request: Request, rows_left: list[int]) -> _Plan | None:
-        """How far each segment gets: never past the segment below, never past the row budget."""
-        reached = len(request.token_ids)
-        first = request.num_computed_tokens
-        last = []
-        for start, left in zip(first, rows_left, strict=False):  # this loop is hot: no min, no max
-            if reached > start + left:
-                reached = start + left
-            if reached < start:
-                reached = start
-            last.append(reached)
-        return None if last == first else _Plan(request, first, last)
+    def _plan(self, request: Request, rows_left: list[int]) -> Plan | None:
+        level = level_to_run(request, self.draft_lengths(request))
+        features = self.kv_cache.features
+        return make_plan(request, level, rows_left, partial(features.end, request))
 
-    def _take(self, plan: _Plan, rows_left: list[int], plans: dict[str, _Plan]) -> None:
+    def draft_lengths(self, request: Request) -> Sequence[int]:
+        return ()
+
+    def _take(self, plan: Plan, rows_left: list[int], plans: dict[str, Plan]) -> None:
         for segment, last in enumerate(plan.last):
             rows_left[segment] -= last - plan.first[segment]
         plans[plan.request.request_id] = plan
@@ -224,7 +236,7 @@ class Scheduler:
         self,
         victim: Request,
         rows_left: list[int],
-        plans: dict[str, _Plan],
+        plans: dict[str, Plan],
         preempted: list[str],
     ) -> None:
         """Take the victim's memory; it waits and is computed again from the start."""
@@ -233,7 +245,8 @@ class Scheduler:
             for segment, (first, last) in enumerate(zip(plan.first, plan.last, strict=True)):
                 rows_left[segment] += last - first
         self.running.remove(victim)
-        self.kv_cache.free(victim)
+        self.kv_cache.close(victim)
+        victim.drop_drafts()
         victim.num_computed_tokens = [0] * len(victim.num_computed_tokens)
         victim.num_preemptions += 1
         victim.status = RequestStatus.WAITING
@@ -241,49 +254,86 @@ class Scheduler:
         self.num_preemptions += 1
         preempted.append(victim.request_id)
 
-    def _output(self, plans: Sequence[_Plan], preempted: list[str]) -> SchedulerOutput:
-        """Deepest tiers first: a deeper segment's rows are the first rows of the one below."""
-        ordered = sorted(plans, key=lambda p: -p.request.tier)
+    def _output(self, plans: Sequence[Plan], preempted: list[str]) -> SchedulerOutput:
+        """Deepest first: a deeper segment's rows are mostly the first rows of the one below."""
+        ordered = sorted(plans, key=lambda p: -p.depth)
         segments: list[SegmentItems | None] = []
         sampled: list[tuple[str, ...]] = []
         for s in range(self._num_segments):
-            items = [p for p in ordered if s <= p.request.tier and p.last[s] > p.first[s]]
-            exits = [i for i, p in enumerate(items) if p.request.tier == s and p.samples]
-            sampled.append(tuple(items[i].request.request_id for i in exits))
+            items = [p for p in ordered if s <= p.depth and p.last[s] > p.first[s]]
+            exits = [(i, n) for i, p in enumerate(items) if p.depth == s and (n := p.num_exit_rows)]
+            sampled.append(tuple(items[i].request.request_id for i, _ in exits))
             if not items:
                 segments.append(None)
                 continue
-            table = np.array([(p.request.row, p.first[s], p.last[s]) for p in items], np.int32)
-            rows, first, last = table.T.copy()
-            segments.append(SegmentItems(rows, first, last, np.array(exits, np.int32)))
+            table = np.array([self._item(p, s) for p in items], np.int32)
+            exit_table = np.array(exits, np.int32).reshape(-1, 2)
+            segments.append(SegmentItems(*table.T.copy(), *exit_table.T.copy()))
+            self.num_rows[s] += int((table[:, 2] - table[:, 1]).sum())
         input_ids: list[int] = []
         for plan in ordered:
             input_ids += plan.request.token_ids[plan.first[0] : plan.last[0]]
         return SchedulerOutput(
             segments=tuple(segments),
             input_ids=np.array(input_ids, np.int32),
-            computed=tuple((p.request.request_id, tuple(p.last)) for p in ordered),
+            computed=tuple((p.request.request_id, tuple(p.counts)) for p in ordered),
             sampled=tuple(sampled),
+            levels={p.request.request_id: p.level for p in ordered},
             preempted=tuple(preempted),
         )
 
-    def update(self, output: SchedulerOutput, sampled_token_ids: dict[str, int]) -> None:
-        """The step ran: move the counts, append the sampled tokens, finish what they end."""
+    def _item(self, plan: Plan, s: int) -> tuple[int, int, int, int, int]:
+        """Row, first and last token, and from where on keys and values, and features, are kept.
+
+        Features are kept of rows that the segment above does not take in this step, as far as the
+        pool has room.
+        """
+        request, first, last = plan.request, plan.first[s], plan.last[s]
+        stored_from = request.num_computed_tokens[s]
+        if stored_from > first:
+            self.num_rows_again[s] += min(last, stored_from) - first
+        saved_from = last
+        if s + 1 < self._num_segments and self.kv_cache.features.has_room:
+            counts = request.num_computed_tokens
+            above = counts[s + 1] if s + 1 < len(counts) else 0
+            if s < plan.depth:
+                above = max(above, plan.last[s + 1])
+            saved_from = max(first, above)
+            if saved_from < last and not self.kv_cache.features.reserve(
+                request, s, saved_from, last, above
+            ):
+                saved_from = last
+        return request.row, first, last, stored_from, saved_from
+
+    def update(self, output: SchedulerOutput, decided: dict[str, Sequence[int]]) -> None:
+        """The step ran: move the counts, put the decided tokens behind those that stand at their
+        level, finish what they end.
+        """
         for request_id, computed in output.computed:
             self.requests[request_id].num_computed_tokens = list(computed)
-        for request_id, token_id in sampled_token_ids.items():
+        finished: list[tuple[Request, FinishReason]] = []
+        for request_id, token_ids in decided.items():
             request = self.requests[request_id]
-            request.append(token_id)
-            reason = self._finish_reason(request, token_id)
-            if reason is not None:
-                self.finish(request, reason)
+            level = output.levels[request_id]
+            if level == len(request.num_accepted) - 1:
+                token_ids, reason = self._until_finished(request, token_ids)
+                if reason is not None:
+                    finished.append((request, reason))
+            request.stand(level, token_ids)
+            self.kv_cache.features.rewind(request)
+        for request_id, _ in output.computed:
+            self.kv_cache.commit(self.requests[request_id])
+        for request, reason in finished:
+            self.finish(request, reason)
 
-    def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
-        if (
-            token_id in request.end_token_ids
-            and request.num_output_tokens >= request.params.min_tokens
-        ):
-            return FinishReason.STOP
-        if request.num_output_tokens >= request.params.max_tokens:
-            return FinishReason.LENGTH
-        return None
+    def _until_finished(
+        self, request: Request, token_ids: Sequence[int]
+    ) -> tuple[Sequence[int], FinishReason | None]:
+        """The tokens up to the one that ends the request, and why it does."""
+        num_output = request.num_output_tokens
+        for i, token_id in enumerate(token_ids, start=1):
+            if token_id in request.end_token_ids and num_output + i >= request.params.min_tokens:
+                return token_ids[:i], FinishReason.STOP
+            if num_output + i >= request.params.max_tokens:
+                return token_ids[:i], FinishReason.LENGTH
+        return token_ids, None

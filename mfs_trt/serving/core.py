@@ -41,7 +41,10 @@ class EngineCore:
     def reset(self) -> None:
         """Forget every request and all KV content: what a failed step leaves is not trusted."""
         kv_cache = KVCacheManager(
-            self.engine.kv_spec, self.limits.max_num_seqs, self.limits.max_model_len
+            self.engine.kv_spec,
+            self.limits.max_num_seqs,
+            self.limits.max_model_len,
+            self.family.revision,
         )
         self.scheduler = Scheduler(self.limits, kv_cache)
         self._texts: dict[str, TextStream] = {}
@@ -102,6 +105,17 @@ class EngineCore:
                 self.scheduler.finish(request, FinishReason.ABORT)
                 self._texts.pop(request.request_id, None)
 
+    def switch_tier(self, request_id: str, tier: str) -> None:
+        """Run every sequence of an open request at another tier from its next token on.
+
+        Unknown ids are ignored: the request may have ended. Raises `FamilyError` for an unknown
+        tier, `RequestTooLargeError` when the arena could never hold the request there.
+        """
+        index = self.family.tier_index(tier)
+        for request in list(self.scheduler.requests.values()):
+            if request.prompt_request.request_id == request_id and request.tier != index:
+                self.scheduler.switch(request, index)
+
     # -- one step --------------------------------------------------------------------------------
 
     def step(self) -> list[TokenEvent]:
@@ -118,14 +132,14 @@ class EngineCore:
         assert not output.is_empty, "requests wait, but nothing can be scheduled"
         self._stamp(output, started)
         kv_cache = self.scheduler.kv_cache
-        step_input = prepare(output, kv_cache.tables.segments, kv_cache.spec.block_size)
+        step_input = prepare(output, kv_cache.tables, kv_cache.spec.block_size)
         step_output = self.engine.execute(step_input)
         requests = [
             self.scheduler.requests[request_id] for ids in output.sampled for request_id in ids
         ]
         samples = sample_rows(requests, step_output)
         self.scheduler.update(
-            output, {r.request_id: s.token_id for r, s in zip(requests, samples, strict=True)}
+            output, {r.request_id: [s.token_id] for r, s in zip(requests, samples, strict=True)}
         )
         events = self._events(requests, samples, step_output)
         self.num_steps += 1

@@ -117,7 +117,7 @@ def prefill_logits(core: EngineCore, ids: list[int], tier: int) -> np.ndarray:
     parts = []
     while True:
         output = core.scheduler.schedule()
-        step = prepare(output, kv_cache.tables.segments, kv_cache.spec.block_size)
+        step = prepare(output, kv_cache.tables, kv_cache.spec.block_size)
         segments = list(step.segments)
         everything = np.arange(segments[tier].num_rows, dtype=np.int32)
         segments[tier] = replace(segments[tier], exit_rows=everything)

@@ -59,7 +59,7 @@ class Run:
         self.check_arrays(output, requests, before)
         self.check_preemptions(output, requests, was_running)
         scheduler.kv_cache.check_integrity()
-        tokens = {name: (step * 31 + len(name)) % 11 for ids in output.sampled for name in ids}
+        tokens = {name: [(step * 31 + len(name)) % 11] for ids in output.sampled for name in ids}
         scheduler.update(output, tokens)
         scheduler.kv_cache.check_integrity()
 
@@ -74,7 +74,7 @@ class Run:
 
     def check_arrays(self, output, requests, before) -> None:
         kv_cache = self.scheduler.kv_cache
-        step_input = prepare(output, kv_cache.tables.segments, kv_cache.spec.block_size)
+        step_input = prepare(output, kv_cache.tables, kv_cache.spec.block_size)
         ids = []
         for name, last in output.computed:
             request = requests[name]

@@ -17,7 +17,7 @@ def snapshot(manager):
     return (
         manager.num_used_frames,
         [table.copy() for table in manager.tables.segments],
-        {name: [list(blocks) for blocks in held] for name, held in manager._blocks.items()},
+        {name: [list(b) for b in held.blocks] for name, held in manager._held.items()},
     )
 
 
@@ -43,7 +43,7 @@ def test_tables_name_the_frames_of_each_block_in_order():
     assert manager.allocate_slots(request, [3, 3])
     assert manager.allocate_slots(request, [5, 5])
     shallow, deep = (table[request.row] for table in manager.tables.segments)
-    held = manager._blocks[request.request_id]
+    held = manager._held[request.request_id].blocks
     assert shallow[:3].tolist() == [list(b.frames) for b in held[0]]
     assert deep[:3].tolist() == [list(b.frames) for b in held[1]]
     assert (shallow[3:] == NULL_FRAME).all() and (deep[3:] == NULL_FRAME).all()
@@ -76,7 +76,7 @@ def test_freeing_gives_back_frames_and_row_and_clears_the_tables():
     manager = make_manager(groups=(1, 2), max_num_seqs=1)
     request = make_request(tier=1)
     assert manager.allocate_slots(request, [9, 9])
-    manager.free(request)
+    manager.close(request)
     assert manager.num_used_frames == 0
     assert request.row == -1
     assert all((table == NULL_FRAME).all() for table in manager.tables.segments)
@@ -85,7 +85,7 @@ def test_freeing_gives_back_frames_and_row_and_clears_the_tables():
 
 def test_freeing_what_holds_nothing_changes_nothing():
     manager = make_manager()
-    manager.free(make_request())
+    manager.close(make_request())
     assert manager.num_used_frames == 0
     assert len(manager.tables._free_rows) == 8
 
@@ -105,7 +105,7 @@ def test_frames_held_counts_only_what_comes_free():
     assert manager.num_frames_held(request) == 0
     assert manager.allocate_slots(request, [5, 5])
     assert manager.num_frames_held(request) == 2 * 3
-    shared = manager._blocks[request.request_id][1][0]
+    shared = manager._held[request.request_id].blocks[1][0]
     manager.pool.share(shared)
     assert manager.num_frames_held(request) == 2 * 3 - 2
     manager.pool.release(shared)
@@ -115,7 +115,7 @@ def test_integrity_check_notices_a_lost_block():
     manager = make_manager()
     request = make_request()
     assert manager.allocate_slots(request, [4])
-    manager._blocks[request.request_id][0].pop()
+    manager._held[request.request_id].blocks[0].pop()
     with pytest.raises(AssertionError, match="frames lost"):
         manager.check_integrity()
 
@@ -139,7 +139,7 @@ def test_random_load_agrees_with_counting(seed):
         request = rng.choice(requests)
         held = tokens.get(request.request_id)
         if rng.random() < 0.25:
-            manager.free(request)
+            manager.close(request)
             tokens.pop(request.request_id, None)
         else:
             wanted = [rng.randint(0, 20) for _ in range(request.tier + 1)]
