@@ -43,9 +43,9 @@ class PromptRequest:
     deadline_s: float | None = None  # seconds from submission
     stop_token_ids: tuple[tuple[int, ...], ...] = ()  # stop words given as token sequences
     bad_token_ids: tuple[tuple[int, ...], ...] = ()  # bad words given as token sequences
-    reuse_prefix: bool = (
-        True  # False: neither takes from the prefix cache nor leaves anything there
-    )
+    draft_tiers: tuple[str, ...] = ()  # ascending, below the tier: each drafts for the next
+    num_speculative_tokens: int | None = None  # drafts of a level before the next one verifies
+    reuse_prefix: bool = True  # False: takes nothing from the prefix cache, leaves nothing there
     cache_salt: str = ""  # only requests of the same salt share cached content
 
 
@@ -71,6 +71,9 @@ class TokenEvent:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0  # so far
     num_kv_blocks: int = 0  # held, over all segments
+    num_cached_tokens: int = 0  # of the prompt, got from the prefix cache
+    num_draft_tokens: int = 0  # so far, over all levels
+    num_accepted_draft_tokens: int = 0
     first_scheduled_time_s: float = 0.0  # monotonic clock
     error: MfsError | None = None
 
@@ -100,6 +103,12 @@ class Request:
     token_ids: list[int] = field(init=False)
     output_token_ids: list[int] = field(default_factory=list)  # final
     num_accepted: list[int] = field(init=False)  # one per level
+    # What each draft behind the final tokens was drawn from, [vocab_size]; None under greedy.
+    draft_probs: list[np.ndarray | None] = field(default_factory=list)
+    drafted_by_level: list[int] = field(default_factory=list)  # drafts that were decided on
+    accepted_by_level: list[int] = field(default_factory=list)  # of them, those that stood
+    num_reported_tokens: int = 0  # output tokens that the caller has heard of
+    num_draws: int = 0  # random numbers that speculation has used
     num_computed_tokens: list[int] = field(init=False)  # one per segment 0..tier
     num_cached_tokens: int = 0  # of the prompt, got from the prefix cache when it began to run
     status: RequestStatus = RequestStatus.WAITING
@@ -114,6 +123,16 @@ class Request:
         self.num_computed_tokens = [0] * (self.tier + 1)
         self.highest_tier = max(self.tier, self.highest_tier)
         self.num_accepted = [len(self.token_ids)] * len(self.levels)
+        self.drafted_by_level = [0] * len(self.draft_levels)
+        self.accepted_by_level = [0] * len(self.draft_levels)
+
+    @property
+    def num_drafted(self) -> int:
+        return sum(self.drafted_by_level)
+
+    @property
+    def num_drafts_accepted(self) -> int:
+        return sum(self.accepted_by_level)
 
     @property
     def levels(self) -> tuple[int, ...]:
@@ -124,12 +143,22 @@ class Request:
         """Tokens that stand at the request's own tier: prompt and output."""
         return self.num_accepted[-1]
 
-    def stand(self, level: int, token_ids: Sequence[int]) -> None:
+    def stand(
+        self,
+        level: int,
+        token_ids: Sequence[int],
+        probs: Sequence[np.ndarray | None] = (),
+    ) -> None:
         """`token_ids` follow the tokens that stand at `level`, in place of the drafts behind them.
 
-        Lower levels and computed tokens fall back to what is still true.
+        Lower levels and computed tokens fall back to what is still true. `probs`: what each of them
+        was drawn from, wanted below the top level.
         """
         start = self.num_accepted[level]
+        num_drafts = len(self.token_ids) - start
+        if num_drafts:
+            self.drafted_by_level[level - 1] += num_drafts
+            self.accepted_by_level[level - 1] += min(num_drafts, len(token_ids) - 1)
         if self.token_ids[start:] != list(token_ids[: len(self.token_ids) - start]):
             # The first token that differs was computed, if at all, as another one.
             counts = self.num_computed_tokens
@@ -149,6 +178,9 @@ class Request:
                 self.num_computed_tokens[segment] = len(self.token_ids) - 1
         if level == len(self.num_accepted) - 1:
             self.output_token_ids.extend(token_ids)
+            self.draft_probs.clear()
+        else:
+            self.draft_probs[start - self.num_final_tokens :] = probs
 
     def move_to(self, tier: int) -> None:
         """Run at another tier from here on; drafts are dropped, final tokens stay."""
@@ -164,6 +196,7 @@ class Request:
         """Only what is final remains."""
         final = self.num_final_tokens
         del self.token_ids[final:]
+        self.draft_probs.clear()
         self.num_accepted = [final] * len(self.levels)
         for segment, count in enumerate(self.num_computed_tokens):
             self.num_computed_tokens[segment] = min(count, max(0, final - 1))

@@ -64,18 +64,33 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Raises `InvalidRequestError` for what is not a Unicode text."""
-        if not isinstance(text, str):
-            raise InvalidRequestError(f"text: expected a string, got {type(text).__name__}")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InvalidRequestError(f"text: expected valid Unicode, got {error}") from None
+        _check_text(text)
         return self._inner.encode(text, add_special_tokens=add_special_tokens, verbose=False)
+
+    def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
+        """Token ids of a text and, for each, the character index in the text where it ends.
+
+        No special tokens are added. The tokens of one character all end behind it. Raises
+        `InvalidRequestError` for what is not a Unicode text.
+        """
+        _check_text(text)
+        encoded = self._inner(
+            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
+        return encoded["input_ids"], [end for _, end in encoded["offset_mapping"]]
 
     def apply_chat_template(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of a chat up to where the model's answer begins.
 
         Raises `InvalidRequestError` when there is no template, or the messages do not fit it.
+        """
+        text = self.render_chat(messages, add_generation_prompt=True)
+        return self.encode(text, add_special_tokens=False)  # the template writes them itself
+
+    def render_chat(self, messages: Sequence[dict[str, str]], add_generation_prompt: bool) -> str:
+        """A chat as the template writes it, with or without the words that open an answer.
+
+        Raises as `apply_chat_template`.
         """
         if not self._inner.chat_template:
             raise InvalidRequestError(
@@ -91,14 +106,13 @@ class Tokenizer:
                     f"messages: expected objects with strings 'role' and 'content', got {message!r}"
                 )
         try:
-            text = self._inner.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
+            return self._inner.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
             )
         except (TemplateError, ValueError, TypeError, KeyError) as error:
             raise InvalidRequestError(
                 f"messages: the chat template refuses them: {error}"
             ) from error
-        return self.encode(text, add_special_tokens=False)  # the template writes them itself
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the ids; ids that the tokenizer does not know have no text."""
@@ -147,6 +161,15 @@ class Tokenizer:
             return []
         state = json.loads(decoder.__getstate__())
         return [part["type"] for part in state.get("decoders", [state])]
+
+
+def _check_text(text: str) -> None:
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"text: expected a string, got {type(text).__name__}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"text: expected valid Unicode, got {error}") from None
 
 
 class IncrementalDecoder:

@@ -1,6 +1,7 @@
 """Requests, KV managers and schedulers for tests of host logic: no engine, no tensors."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 from mfs_trt.engine.interface import EngineLimits, KVCacheSpec
 from mfs_trt.kv_cache.manager import KVCacheManager
@@ -95,8 +96,14 @@ def add(scheduler: Scheduler, *requests: Request) -> None:
 def run_step(scheduler: Scheduler, token_id: int = 1000) -> SchedulerOutput:
     """One step in which every exit samples `token_id`."""
     output = scheduler.schedule()
-    scheduler.update(output, {name: [token_id] for names in output.sampled for name in names})
+    names = [name for names in output.sampled for name in names]
+    scheduler.update(output, {name: decided(token_id) for name in names})
     return output
+
+
+def decided(*token_ids: int) -> SimpleNamespace:
+    """What `Scheduler.update` takes for one request."""
+    return SimpleNamespace(token_ids=token_ids, probs=(None,) * len(token_ids))
 
 
 def computed_tokens(output: SchedulerOutput) -> dict[str, tuple[int, ...]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from mfs_trt.engine.manifest import EngineManifest
 from mfs_trt.engine.openvino import OpenVinoEngine
 from mfs_trt.engine.openvino_plans import compile_plans
 from mfs_trt.family.spec import FamilySpec
+from mfs_trt.model.transformer import NestedModel
 from mfs_trt.tensor_names import EMBEDDING
 from mfs_trt.weights.mapped import map_tensor
+from mfs_trt.weights.store import WeightStore
 from mfs_trt.weights.writer import TensorEntry, write_family
 from tiny import tiny_family
 
@@ -65,7 +67,7 @@ class OpenVinoPlans:
 
     def __init__(self, folder: Path, family: FamilySpec) -> None:
         """Writes family and engine into `folder`."""
-        write_tiny_family(folder / "family", family)
+        self._folder = write_tiny_family(folder / "family", family)
         engine = build_tiny_engine(folder / "family", folder / "engine", "openvino")
         manifest = EngineManifest.load(engine)
         self.family = manifest.load_family()
@@ -77,6 +79,14 @@ class OpenVinoPlans:
         )
         self._gains = np.stack(gains)
 
-    def engine(self, num_frames: int, limits: EngineLimits = LIMITS) -> OpenVinoEngine:
-        spec = replace(self._kv_spec, num_frames=num_frames)
+    @cached_property
+    def reference(self) -> NestedModel:
+        """The same weights in torch, fp32."""
+        return NestedModel.from_store(WeightStore(self._folder), LIMITS.max_model_len)
+
+    def engine(
+        self, num_frames: int, num_feature_slots: int = 0, limits: EngineLimits = LIMITS
+    ) -> OpenVinoEngine:
+        sizes = {"num_frames": num_frames, "num_feature_slots": num_feature_slots}
+        spec = replace(self._kv_spec, **sizes)
         return OpenVinoEngine(self.family, self._plans, self._embedding, self._gains, limits, spec)

@@ -6,6 +6,7 @@ from mfs_trt.cli.build import build
 from mfs_trt.cli.convert import convert
 from mfs_trt.cli.generate import generate
 from mfs_trt.cli.inspect import inspect
+from mfs_trt.cli.precipitate import precipitate
 from mfs_trt.cli.quickstart import quickstart
 from mfs_trt.cli.serve import serve
 
@@ -15,5 +16,5 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (convert, inspect, build, serve, generate, quickstart):
+for command in (convert, inspect, precipitate, build, serve, generate, quickstart):
     app.command()(command)

@@ -54,6 +54,15 @@ class EngineManifest:
     weight_format: str = ""  # int8, int4; dtype when empty
     backend_version: str = ""  # of the library that runs the plans
     plans: tuple[PlanFile, ...] = ()
+    compute_capabilities: tuple[str, ...] = ()  # GPUs that the plans are for, as sm86; any if empty
+    tensor_parallel_size: int = 1  # GPUs that share every layer
+
+    def __post_init__(self) -> None:
+        if self.tensor_parallel_size != 1:
+            raise EngineError(
+                f"tensor_parallel_size: expected 1, the only one that this version builds and "
+                f"runs, got {self.tensor_parallel_size}"
+            )
 
     def save(self, folder: Path) -> None:
         """Write `engine.json` atomically."""
@@ -80,6 +89,7 @@ class EngineManifest:
         try:
             limits = EngineLimits(**data.pop("limits"))
             plans = tuple(PlanFile(**plan) for plan in data.pop("plans"))
+            data["compute_capabilities"] = tuple(data.get("compute_capabilities", ()))
             return cls(limits=limits, plans=plans, **data)
         except (KeyError, TypeError) as error:
             known = ", ".join(f.name for f in fields(cls))
@@ -111,7 +121,9 @@ class EngineManifest:
     def kv_spec(self, family: FamilySpec, layer_nbytes: int) -> KVCacheSpec:
         """Sizes of the arena that `memory_nbytes` allow; a frame takes `layer_nbytes` a layer.
 
-        Raises `EngineError` when that is less than one block of every segment.
+        Each boundary's feature pool holds as many tokens as the frames do at the top tier, in fp32,
+        where there is room for one block of each segment beside it. Raises `EngineError` when the
+        memory is less than one block of every segment.
         """
         one = KVCacheSpec(
             group_size=family.group_size,
@@ -122,11 +134,20 @@ class EngineManifest:
             layer_nbytes=layer_nbytes,
             num_frames=1,
         )
+        groups = sum(family.groups_per_segment)
         num_frames = self.memory_nbytes // one.frame_nbytes
-        needed = 1 + sum(family.groups_per_segment)
-        if num_frames < needed:
+        if num_frames < 1 + groups:
             raise EngineError(
-                f"memory: expected at least {needed * one.frame_nbytes} bytes for one block of "
-                f"every segment ({needed} frames of {one.frame_nbytes}), got {self.memory_nbytes}"
+                f"memory: expected at least {(1 + groups) * one.frame_nbytes} bytes for one block "
+                f"of every segment ({1 + groups} frames of {one.frame_nbytes}), "
+                f"got {self.memory_nbytes}"
             )
-        return KVCacheSpec(**{**asdict(one), "num_frames": num_frames})
+        num_boundaries = len(family.tiers) - 1
+        feature_nbytes = num_boundaries * self.block_size * family.model.hidden_size * 4  # a block
+        num_blocks = self.memory_nbytes // (groups * one.frame_nbytes + feature_nbytes)
+        with_features = (self.memory_nbytes - (num_blocks + 1) * feature_nbytes) // one.frame_nbytes
+        num_slots = 0
+        if num_boundaries and with_features >= 1 + groups:
+            num_frames, num_slots = with_features, (num_blocks + 1) * self.block_size
+        sizes = {"num_frames": num_frames, "num_feature_slots": num_slots}
+        return KVCacheSpec(**{**asdict(one), **sizes})

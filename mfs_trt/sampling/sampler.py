@@ -101,9 +101,26 @@ def filtered_distribution(logits_row: np.ndarray, row: SamplingRow) -> np.ndarra
     return distribution
 
 
-def draw_uniform(seed: int, num_output_tokens: int) -> float:
-    """The random number in [0, 1) that decides a row's next token; no state is kept."""
-    generator = np.random.Philox(key=seed, counter=num_output_tokens)
+def greedy_token(logits_row: np.ndarray, row: SamplingRow) -> int:
+    """The row's most likely token after penalties and bans; raises `InvalidLogitsError` (row 0)."""
+    token_id = int(logits_row.argmax())
+    if not np.isfinite(logits_row[token_id]):
+        raise InvalidLogitsError(0, float(logits_row[token_id]))
+    return token_id if row.keeps_logits else int(_scores(logits_row, row).argmax())
+
+
+def log_prob(logits_row: np.ndarray, token_id: int) -> float:
+    """Natural logarithm of a token's probability in the unfiltered distribution."""
+    shifted = logits_row.astype(np.float64) - logits_row.max()
+    return float(shifted[token_id] - np.log(np.exp(shifted).sum()))
+
+
+def draw_uniform(seed: int, index: int, stream: int = 0) -> float:
+    """Number `index` of a seed's stream, in [0, 1); no state is kept.
+
+    In stream 0 the index is the number of tokens before the one that it decides.
+    """
+    generator = np.random.Philox(key=seed, counter=[index, stream, 0, 0])
     return float(int(generator.random_raw()) >> 11) * 2.0**-53
 
 

@@ -1,6 +1,8 @@
 """What one `schedule()` decided, as data: items `(request, segment, first token, last token)`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -37,3 +39,12 @@ class SchedulerOutput:
     @property
     def num_tokens(self) -> int:
         return len(self.input_ids)
+
+
+class Decided(Protocol):
+    """What a step decided for one request: tokens that follow those which stand at its level."""
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def probs(self) -> Sequence[np.ndarray | None]: ...

@@ -14,11 +14,12 @@ from mfs_trt.engine.interface import EngineLimits
 from mfs_trt.errors import RequestTooLargeError
 from mfs_trt.kv_cache.manager import KVCacheManager
 from mfs_trt.request import FinishReason, Request, RequestStatus
-from mfs_trt.scheduler.output import SchedulerOutput, SegmentItems
+from mfs_trt.scheduler.output import Decided, SchedulerOutput, SegmentItems
 from mfs_trt.scheduler.plan import Plan, level_to_run, make_plan
 from mfs_trt.scheduler.queue import WaitingQueue, rank
 
 MAX_SET_ASIDE = 16  # waiting requests that do not fit, until a step looks no further
+DEFAULT_DRAFTS = 4
 MAX_PASSES = 64  # times a request that does not fit may be passed before it blocks the queue
 
 
@@ -219,7 +220,13 @@ class Scheduler:
         return make_plan(request, level, rows_left, partial(features.end, request))
 
     def draft_lengths(self, request: Request) -> Sequence[int]:
-        return ()
+        """Drafts that each level makes before the next one verifies them, all in one step."""
+        num_levels = len(request.draft_levels)
+        if num_levels == 0 or not self.kv_cache.features.has_room:
+            return (0,) * num_levels
+        wanted = request.prompt_request.num_speculative_tokens
+        most = (self.limits.max_num_batched_tokens - 1) // num_levels
+        return (min(DEFAULT_DRAFTS if wanted is None else wanted, most),) * num_levels
 
     def _take(self, plan: Plan, rows_left: list[int], plans: dict[str, Plan]) -> None:
         for segment, last in enumerate(plan.last):
@@ -305,21 +312,23 @@ class Scheduler:
                 saved_from = last
         return request.row, first, last, stored_from, saved_from
 
-    def update(self, output: SchedulerOutput, decided: dict[str, Sequence[int]]) -> None:
+    def update(self, output: SchedulerOutput, decided: dict[str, Decided]) -> None:
         """The step ran: move the counts, put the decided tokens behind those that stand at their
         level, finish what they end.
+
+        Of the tokens of a request's own tier those behind its last one are left out.
         """
         for request_id, computed in output.computed:
             self.requests[request_id].num_computed_tokens = list(computed)
         finished: list[tuple[Request, FinishReason]] = []
-        for request_id, token_ids in decided.items():
+        for request_id, decision in decided.items():
             request = self.requests[request_id]
-            level = output.levels[request_id]
+            level, token_ids = output.levels[request_id], decision.token_ids
             if level == len(request.num_accepted) - 1:
                 token_ids, reason = self._until_finished(request, token_ids)
                 if reason is not None:
                     finished.append((request, reason))
-            request.stand(level, token_ids)
+            request.stand(level, token_ids, decision.probs)
             self.kv_cache.features.rewind(request)
         for request_id, _ in output.computed:
             self.kv_cache.commit(self.requests[request_id])

@@ -26,3 +26,17 @@ def choose_tier(request: PromptRequest, family: FamilySpec) -> int:
             f"{family.tiers[high].name!r}, got {request.tier!r}"
         )
     return tier
+
+
+def choose_draft_levels(request: PromptRequest, family: FamilySpec, tier: int) -> tuple[int, ...]:
+    """Indices of the tiers that draft for `tier`, ascending.
+
+    Raises `FamilyError` for an unknown name and `InvalidRequestError` for one that cannot draft.
+    """
+    levels = tuple(family.tier_index(name) for name in request.draft_tiers)
+    if list(levels) != sorted(set(levels)) or (levels and levels[-1] >= tier):
+        raise InvalidRequestError(
+            f"draft_tier: expected tiers below {family.tiers[tier].name!r}, from low to high, "
+            f"got {', '.join(request.draft_tiers)}"
+        )
+    return levels

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from mfs_trt.engine import load_engine
-from mfs_trt.engine.interface import Engine, StepOutput
+from mfs_trt.engine.interface import Engine
 from mfs_trt.engine.manifest import EngineManifest
 from mfs_trt.errors import InvalidRequestError
 from mfs_trt.kv_cache.manager import KVCacheManager
 from mfs_trt.request import FinishReason, PromptRequest, Request, TokenEvent
-from mfs_trt.sampling.sampler import Sample, SamplingRow, sample
 from mfs_trt.scheduler.batch import prepare
 from mfs_trt.scheduler.output import SchedulerOutput
 from mfs_trt.scheduler.scheduler import Scheduler
-from mfs_trt.scheduler.tier_policy import choose_tier
+from mfs_trt.scheduler.tier_policy import choose_draft_levels, choose_tier
+from mfs_trt.serving.decisions import Decision, cut, decide
 from mfs_trt.serving.text_stream import TextStream
 from mfs_trt.tokenizer import Tokenizer
 
@@ -62,6 +62,7 @@ class EngineCore:
         """
         params = prompt_request.params
         tier = choose_tier(prompt_request, self.family)
+        draft_levels = choose_draft_levels(prompt_request, self.family, tier)
         token_ids = self._prompt_token_ids(prompt_request)
         now = time.monotonic()
         deadline = prompt_request.deadline_s
@@ -76,6 +77,7 @@ class EngineCore:
                 sequence_index=i,
                 prompt_token_ids=token_ids,
                 tier=tier,
+                draft_levels=draft_levels,
                 params=params,
                 seed=(base_seed + i) % 2**64,
                 end_token_ids=self._end_token_ids(prompt_request),
@@ -134,14 +136,9 @@ class EngineCore:
         kv_cache = self.scheduler.kv_cache
         step_input = prepare(output, kv_cache.tables, kv_cache.spec.block_size)
         step_output = self.engine.execute(step_input)
-        requests = [
-            self.scheduler.requests[request_id] for ids in output.sampled for request_id in ids
-        ]
-        samples = sample_rows(requests, step_output)
-        self.scheduler.update(
-            output, {r.request_id: [s.token_id] for r, s in zip(requests, samples, strict=True)}
-        )
-        events = self._events(requests, samples, step_output)
+        decisions = decide(output, step_output, self.scheduler.requests)
+        self.scheduler.update(output, {d.request.request_id: d for d in decisions})
+        events = [self._event(d) for d in decisions if d.is_final]
         self.num_steps += 1
         self.last_step_duration_s = time.monotonic() - started
         return events
@@ -169,42 +166,54 @@ class EngineCore:
             if request.first_scheduled_time_s is None:
                 request.first_scheduled_time_s = now_s
 
-    def _events(
-        self, requests: Sequence[Request], samples: Sequence[Sample], output: StepOutput
-    ) -> list[TokenEvent]:
-        rows = (row for logits in output.logits if logits is not None for row in logits)
-        return [
-            self._event(request, sampled, row)
-            for request, sampled, row in zip(requests, samples, rows, strict=True)
-        ]
-
-    def _event(self, request: Request, sampled: Sample, logits: np.ndarray) -> TokenEvent:
+    def _event(self, decision: Decision) -> TokenEvent:
+        """What the caller hears of final tokens; stop words may still cut them."""
+        request = decision.request
         params = request.params
+        num_kept = request.num_output_tokens - request.num_reported_tokens
+        decision = cut(decision, num_kept)
         stream = self._texts.get(request.request_id)
         text = ""
         if stream is not None and stream.has_stop_words:
-            text = self._text_with_stop_words(stream, request, sampled.token_id)
-        if params.return_log_probs:
-            request.cumulative_log_prob += sampled.log_prob
+            text, num_kept = self._text_with_stop_words(stream, request, decision.token_ids)
+            decision = cut(decision, num_kept)
+        request.num_reported_tokens += num_kept
+        request.cumulative_log_prob += sum(decision.log_probs)
+        logits = decision.logits.astype(np.float32) if params.return_generation_logits else None
         return TokenEvent(
             request_id=request.prompt_request.request_id,
             sequence_index=request.sequence_index,
-            token_ids=(sampled.token_id,),
+            token_ids=decision.token_ids,
             text=text,
-            log_probs=(sampled.log_prob,) if params.return_log_probs else (),
-            logits=logits[None].astype(np.float32) if params.return_generation_logits else None,
+            log_probs=decision.log_probs,
+            logits=logits,
             cumulative_log_prob=request.cumulative_log_prob,
             finish_reason=request.finish_reason,
             tier=self.family.tiers[request.tier].name,
             num_prompt_tokens=request.num_prompt_tokens,
-            num_output_tokens=request.num_output_tokens,
-            num_kv_blocks=self.engine.kv_spec.blocks_needed(request.tier, request.num_tokens - 1),
+            num_output_tokens=request.num_reported_tokens,
+            num_kv_blocks=self.engine.kv_spec.blocks_needed(
+                request.tier, request.num_final_tokens - 1
+            ),
+            num_cached_tokens=request.num_cached_tokens,
+            num_draft_tokens=request.num_drafted,
+            num_accepted_draft_tokens=request.num_drafts_accepted,
             first_scheduled_time_s=request.first_scheduled_time_s or 0.0,
         )
 
-    def _text_with_stop_words(self, stream: TextStream, request: Request, token_id: int) -> str:
-        """New text; finishes the request where a stop word ends it."""
-        text, stopped = stream.push([token_id], request.finish_reason is FinishReason.STOP)
+    def _text_with_stop_words(
+        self, stream: TextStream, request: Request, token_ids: Sequence[int]
+    ) -> tuple[str, int]:
+        """New text, and how many of the tokens it takes; finishes a request at a stop word."""
+        text, stopped = "", False
+        used = 0
+        for token_id in token_ids:
+            used += 1
+            ends = used == len(token_ids) and request.finish_reason is FinishReason.STOP
+            part, stopped = stream.push([token_id], ends)
+            text += part
+            if stopped:
+                break
         if stopped:
             if not request.is_finished:
                 self.scheduler.finish(request, FinishReason.STOP)
@@ -212,7 +221,7 @@ class EngineCore:
         if request.is_finished:
             text += stream.finish()
             del self._texts[request.request_id]
-        return text
+        return text, used
 
     # -- prompts ---------------------------------------------------------------------------------
 
@@ -261,31 +270,6 @@ class EngineCore:
 def sequence_id(request_id: str, sequence_index: int) -> str:
     """Id of one sequence of a request."""
     return f"{request_id}#{sequence_index}"
-
-
-def sample_rows(requests: Sequence[Request], output: StepOutput) -> list[Sample]:
-    """One token for each request from its exit's row: exits in order, rows in theirs."""
-    samples: list[Sample] = []
-    for logits, token_ids, top_logits in zip(
-        output.logits, output.token_ids, output.top_logits, strict=True
-    ):
-        if logits is None:
-            continue
-        part = requests[len(samples) : len(samples) + len(logits)]
-        rows = [_sampling_row(request) for request in part]
-        samples += sample(logits, rows, token_ids=token_ids, top_logits=top_logits)
-    return samples
-
-
-def _sampling_row(request: Request) -> SamplingRow:
-    return SamplingRow(
-        params=request.params,
-        seed=request.seed,
-        prompt_token_ids=request.prompt_token_ids,
-        output_token_ids=request.output_token_ids,
-        end_token_ids=request.end_token_ids,
-        bad_token_ids=request.bad_token_ids,
-    )
 
 
 def load_core(engine_dir: Path | str) -> EngineCore:

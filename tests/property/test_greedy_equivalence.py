@@ -4,17 +4,12 @@ Alone means here: from the model run over the whole text for every token, with n
 cache.
 """
 
-from collections.abc import Sequence
-
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mfs_trt.model.sequences import boundaries
-from mfs_trt.model.transformer import NestedModel
+from alone import tokens_alone
 from mfs_trt.request import PromptRequest
-from mfs_trt.sampling.sampler import SamplingRow, sample
 from mfs_trt.sampling_params import SamplingParams
 from run_together import Arrival, run_together
 from tiny import tiny_engine, tiny_family, tiny_model
@@ -22,23 +17,6 @@ from tiny import tiny_engine, tiny_family, tiny_model
 EXITS = [(1, 2, 3), (1, 2, 4), (2, 3), (1, 4)]
 MODELS = {exits: tiny_model(tiny_family(exits)) for exits in EXITS}
 PREFIX = [7, 23, 4, 41, 4, 19, 30, 2, 55, 12, 12, 8, 33, 9]
-
-
-def tokens_alone(
-    model: NestedModel, prompt: Sequence[int], params: SamplingParams, tiers: Sequence[str]
-) -> list[int]:
-    """The tokens that follow `prompt`, the i-th one sampled at the i-th of `tiers`."""
-    output: list[int] = []
-    for name in tiers:
-        tier = model.family.tier_index(name)
-        with torch.no_grad():
-            hidden = boundaries(model, torch.tensor([[*prompt, *output]]), tier)[-1]
-            logits = model.exit_logits(tier, hidden[0, -1:]).numpy()
-        row = SamplingRow(params, params.seed or 0, prompt, output)
-        output.append(sample(logits, [row])[0].token_id)
-        if output[-1] == params.end_id:
-            break
-    return output
 
 
 @st.composite
@@ -57,11 +35,16 @@ def arrivals(draw, exits, num_requests):
         )
         tiers = [f"t{k}" for k in range(len(exits))]
         switches = draw(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(tiers)), max_size=3))
+        tier = draw(st.integers(0, len(exits) - 1))
+        # Speculation keeps the law of sampled tokens, not the tokens: see test_speculative.
+        chain = draw(st.sets(st.integers(0, tier - 1))) if tier and greedy else set()
         request = PromptRequest(
             f"r{i}",
             params,
             token_ids=[*shared, *own],
-            tier=draw(st.sampled_from(tiers)),
+            tier=tiers[tier],
+            draft_tiers=tuple(tiers[k] for k in sorted(chain)),
+            num_speculative_tokens=draw(st.sampled_from([None, 0, 1, 3])),
             priority=draw(st.integers(0, 2)),
             reuse_prefix=draw(st.sampled_from([True, True, True, False])),
             cache_salt=draw(st.sampled_from(["", "", "a"])),

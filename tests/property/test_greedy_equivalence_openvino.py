@@ -9,13 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from alone import logits_alone, tokens_alone
 from mfs_trt.engine.interface import EngineLimits
 from mfs_trt.request import PromptRequest
 from mfs_trt.sampling_params import SamplingParams
-from mfs_trt.serving.core import EngineCore
-from run_together import run_together
+from run_together import Arrival, run_together
 from steps import num_ties
-from tiny import drain, submit
 from tiny_folders import OpenVinoPlans, folder_family
 
 BLOCK_SIZE = 32
@@ -48,13 +47,19 @@ def workloads(draw):
     for i in range(draw(st.integers(2, 6))):
         size = draw(st.sampled_from([1, 5, 30, 31, 32, 33, 63, 64, 65, 90]))
         # Few examples: the tokens matter less than the sizes.
-        prompt = np.random.default_rng(draw(st.integers(0, 9))).integers(0, vocabulary, size)
-        params = SamplingParams(max_tokens=draw(st.integers(1, 12)), end_id=5)
-        tier = f"t{draw(st.integers(0, len(family.tiers) - 1))}"
-        arrival = draw(st.integers(0, 8))
-        cancel = draw(st.sampled_from([None, None, None, 1, 6]))
-        arrivals.append((f"r{i}", prompt.tolist(), params, tier, arrival, cancel, i % 2))
-    longest = max(len(a[1]) + a[2].max_tokens - 1 for a in arrivals)
+        prompt = np.random.default_rng(draw(st.integers(0, 3))).integers(0, vocabulary, size)
+        tiers = [f"t{k}" for k in range(len(family.tiers))]
+        request = PromptRequest(
+            f"r{i}",
+            SamplingParams(max_tokens=draw(st.integers(1, 12)), end_id=5),
+            token_ids=prompt.tolist(),
+            tier=draw(st.sampled_from(tiers)),
+            priority=i % 2,
+        )
+        switches = draw(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(tiers)), max_size=2))
+        cancelled = draw(st.sampled_from([None, None, None, 1, 6]))
+        arrivals.append(Arrival(request, draw(st.integers(0, 8)), cancelled, tuple(switches)))
+    longest = max(len(a.request.token_ids) + a.request.params.max_tokens - 1 for a in arrivals)
     smallest_arena = -(-longest // BLOCK_SIZE) * sum(family.groups_per_segment)
     limits = EngineLimits(
         max_num_seqs=draw(st.integers(1, 6)),
@@ -62,39 +67,31 @@ def workloads(draw):
         max_model_len=MAX_MODEL_LEN,
     )
     slack = draw(st.sampled_from([0, 1, 4, 100]))  # little slack forces preemption
-    return name, arrivals, 1 + smallest_arena + slack, limits
-
-
-def run_alone(plans: OpenVinoPlans, request: PromptRequest) -> tuple[list[int], np.ndarray]:
-    """Tokens and logits [tokens, vocab_size] of a request with the engine to itself."""
-    core = EngineCore(plans.engine(num_frames=64), tokenizer=None)
-    submit(core, request)
-    events = drain(core)
-    logits = np.concatenate([e.logits for e in events])
-    return [t for e in events for t in e.token_ids], logits
+    num_feature_slots = BLOCK_SIZE * draw(st.sampled_from([0, 3, 40]))
+    return name, arrivals, (1 + smallest_arena + slack, num_feature_slots), limits
 
 
 def check_law(plans: dict[str, OpenVinoPlans], workload) -> int:
     """Returns the number of requests that part from their lone run at an argmax tie."""
-    name, arrivals, num_frames, limits = workload
-    together = run_together(plans[name].engine(num_frames, limits), arrivals)
+    name, arrivals, sizes, limits = workload
+    served = run_together(plans[name].engine(*sizes, limits), arrivals)
+    model = plans[name].reference
     ties = 0
-    for request_id, prompt, params, tier, *_ in arrivals:
-        if request_id not in together:
+    for arrival in arrivals:
+        request = arrival.request
+        if request.request_id not in served:
             continue
-        with_logits = SamplingParams(
-            max_tokens=params.max_tokens, end_id=params.end_id, return_generation_logits=True
-        )
-        request = PromptRequest("alone", with_logits, token_ids=prompt, tier=tier)
-        alone, logits = run_alone(plans[name], request)
-        tokens = together[request_id]
-        if tokens != alone:
-            first = next(
-                (i for i, (a, b) in enumerate(zip(tokens, alone, strict=False)) if a != b), None
-            )
-            assert first is not None, f"{request_id}: {tokens} together, {alone} alone"
-            assert num_ties(logits[first : first + 1], np.array(tokens[first : first + 1])) == 1
-            ties += 1
+        got = served[request.request_id]
+        alone = tokens_alone(model, request.token_ids, request.params, got.tiers)
+        if got.token_ids == alone:
+            continue
+        pairs = zip(got.token_ids, alone, strict=False)
+        first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+        assert first is not None, f"{request.request_id}: {got.token_ids} together, {alone} alone"
+        text = [*request.token_ids, *alone[:first]]
+        logits = logits_alone(model, text, got.tiers[first])
+        assert num_ties(logits, np.array(got.token_ids[first : first + 1])) == 1
+        ties += 1
     return ties
 
 

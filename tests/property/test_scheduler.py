@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host_logic import computed_tokens, make_request, make_scheduler
+from host_logic import computed_tokens, decided, make_request, make_scheduler
 from mfs_trt.errors import RequestTooLargeError
 from mfs_trt.request import FinishReason
 from mfs_trt.scheduler.batch import prepare
@@ -59,7 +59,9 @@ class Run:
         self.check_arrays(output, requests, before)
         self.check_preemptions(output, requests, was_running)
         scheduler.kv_cache.check_integrity()
-        tokens = {name: [(step * 31 + len(name)) % 11] for ids in output.sampled for name in ids}
+        tokens = {
+            name: decided((step * 31 + len(name)) % 11) for ids in output.sampled for name in ids
+        }
         scheduler.update(output, tokens)
         scheduler.kv_cache.check_integrity()
 

@@ -158,6 +158,16 @@ def test_words_are_encoded_without_special_tokens(tokenizer):
         assert not tokenizer.special_token_ids & set(ids)
 
 
+@pytest.mark.parametrize("text", [SENTENCE, "Hello\n\nworld ", "é 好 b", f"fine.{END}\nand"])
+def test_tokens_end_where_the_text_of_those_so_far_ends(byte_level, text):
+    token_ids, ends = byte_level.encode_with_ends(text)
+    assert token_ids == byte_level.encode(text, add_special_tokens=False)
+    for count, end in enumerate(ends, start=1):
+        if count == len(ends) or ends[count] > end:  # the character is whole
+            so_far = byte_level.decode(token_ids[:count], skip_special_tokens=False)
+            assert so_far == text[:end]
+
+
 def test_chat_template_ends_where_the_answer_begins(byte_level):
     token_ids = byte_level.apply_chat_template([{"role": "user", "content": "Hello"}])
     text = byte_level.decode(token_ids, skip_special_tokens=False)

@@ -108,7 +108,21 @@ def test_arena_has_as_many_frames_as_fit(manifest):
     spec = manifest.kv_spec(FAMILY, manifest.layer_nbytes(FAMILY, itemsize=4))
     # K and V of 1 layer, 2 heads, 16 tokens of 6 numbers of 4 bytes.
     assert spec.frame_nbytes == 2 * 1 * 2 * 16 * 6 * 4
-    assert spec.num_frames == (1 << 20) // spec.frame_nbytes
+    features = 2 * spec.num_feature_slots * FAMILY.model.hidden_size * 4  # of both boundaries
+    used = spec.nbytes + features
+    assert (1 << 20) - 2 * spec.frame_nbytes < used <= 1 << 20
+
+
+def test_feature_pools_hold_the_tokens_that_the_arena_holds_at_the_top_tier(manifest):
+    spec = manifest.kv_spec(FAMILY, manifest.layer_nbytes(FAMILY, itemsize=4))
+    usable_blocks = spec.num_feature_slots // spec.block_size - 1
+    assert abs(usable_blocks - spec.num_frames // 4) <= 1  # a block of every segment: 4 frames
+
+
+def test_memory_for_one_block_only_leaves_the_features_out(manifest):
+    nbytes = manifest.layer_nbytes(FAMILY, itemsize=4)
+    spec = replace(manifest, memory_nbytes=5 * nbytes + 10).kv_spec(FAMILY, nbytes)
+    assert spec.num_frames == 5 and spec.num_feature_slots == 0
     assert spec.nbytes <= 1 << 20
     assert (spec.group_size, spec.groups_per_segment) == (1, (1, 1, 2))
     assert spec.frames_needed(tier=1, num_tokens=17) == 2 * 2

@@ -1,5 +1,6 @@
 """The training loop: what a step changes, what resuming needs, what it refuses."""
 
+import contextlib
 import math
 
 import pytest
@@ -27,10 +28,8 @@ def _losses(trainer: Trainer, folder, until: int | None = None) -> list[dict[str
         if report.step == until:
             raise KeyboardInterrupt
 
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         trainer.run(Checkpoints(folder, trainer.config, "family"), on_step)
-    except KeyboardInterrupt:
-        pass
     return found
 
 
