@@ -159,20 +159,10 @@ class Request:
         if num_drafts:
             self.drafted_by_level[level - 1] += num_drafts
             self.accepted_by_level[level - 1] += min(num_drafts, len(token_ids) - 1)
-        if self.token_ids[start:] != list(token_ids[: len(self.token_ids) - start]):
-            # The first token that differs was computed, if at all, as another one.
-            counts = self.num_computed_tokens
-            same = start
-            for old, new in zip(self.token_ids[start:], token_ids, strict=False):
-                if old != new:
-                    break
-                same += 1
-            for segment, count in enumerate(counts):
-                if count > same:
-                    counts[segment] = same
         self.token_ids[start:] = token_ids
         for i in range(level + 1):
             self.num_accepted[i] = len(self.token_ids)
+        # All but the last are drafts that were accepted: computed as what they are.
         for segment, count in enumerate(self.num_computed_tokens):
             if count >= len(self.token_ids):
                 self.num_computed_tokens[segment] = len(self.token_ids) - 1

@@ -43,8 +43,13 @@ def tiny_family(exits: Sequence[int] = (1, 2, 4), **overrides) -> FamilySpec:
     )
 
 
-def tiny_model(family: FamilySpec, dtype: torch.dtype = torch.float64, seed: int = 0):
-    """Weights wide enough that greedy tokens vary."""
+def tiny_model(
+    family: FamilySpec, dtype: torch.dtype = torch.float64, seed: int = 0, deep_scale: float = 1.0
+) -> NestedModel:
+    """Weights wide enough that greedy tokens vary.
+
+    `deep_scale`: of what layers behind the first exit add; small values make the tiers agree.
+    """
     generator = torch.Generator().manual_seed(seed)
     model = NestedModel(family, family.model.max_position_embeddings).to(dtype)
     with torch.no_grad():
@@ -52,6 +57,9 @@ def tiny_model(family: FamilySpec, dtype: torch.dtype = torch.float64, seed: int
             values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             base = 1.0 if "norm" in name else 0.0
             parameter.copy_(base + 0.3 * values)
+        for layer in model.layers[family.tiers[0].exit_layer :]:
+            layer.self_attn.o_proj.weight *= deep_scale
+            layer.mlp.down_proj.weight *= deep_scale
     return model.requires_grad_(False)
 
 

@@ -45,20 +45,20 @@ def level_to_run(request: Request, draft_lengths: Sequence[int]) -> int:
     """Index of the level whose exit the request runs towards now.
 
     A level drafts until `draft_lengths[level]` of its tokens wait for the level above, or no more
-    are wanted; then that level verifies. While the deepest segments have more to catch up with than
-    drafts, they do that first.
+    are wanted; then that level verifies, the highest one that has cause to first. While the deepest
+    segments have more to catch up with than drafts, they do that before anything else.
     """
     accepted = request.num_accepted
     top = len(accepted) - 1
     if top == 0 or request.num_computed_tokens[-1] < accepted[-1] - 1:
         return top
-    for level in range(top):
+    for level in reversed(range(top)):
         wanted = min(draft_lengths[level], request.max_num_tokens - accepted[level + 1] - 1)
         num_drafts = accepted[level] - accepted[level + 1]
         is_ended = num_drafts > 0 and request.token_ids[-1] in request.end_token_ids
-        if num_drafts < wanted and not is_ended:
-            return level
-    return top
+        if num_drafts >= wanted or is_ended:
+            return level + 1
+    return 0
 
 
 def make_plan(

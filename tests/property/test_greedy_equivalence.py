@@ -4,6 +4,10 @@ Alone means here: from the model run over the whole text for every token, with n
 cache.
 """
 
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,67 +19,73 @@ from run_together import Arrival, run_together
 from tiny import tiny_engine, tiny_family, tiny_model
 
 EXITS = [(1, 2, 3), (1, 2, 4), (2, 3), (1, 4)]
-MODELS = {exits: tiny_model(tiny_family(exits)) for exits in EXITS}
+# Tiers that mostly disagree, and tiers that mostly agree: drafts fall, drafts stand.
+MODELS = {
+    (exits, agrees): tiny_model(tiny_family(exits), deep_scale=0.1 if agrees else 1.0)
+    for exits in EXITS
+    for agrees in (False, True)
+}
 PREFIX = [7, 23, 4, 41, 4, 19, 30, 2, 55, 12, 12, 8, 33, 9]
 
 
-@st.composite
-def arrivals(draw, exits, num_requests):
-    requests = []
-    for i in range(num_requests):
-        own = draw(st.lists(st.integers(0, 60), min_size=1, max_size=12))
-        shared = PREFIX[: draw(st.sampled_from([0, 0, 5, 8, 13, 14]))]
-        greedy = draw(st.booleans())
-        params = SamplingParams(
-            max_tokens=draw(st.integers(1, 12)),
-            temperature=None if greedy else 1.2,
-            seed=None if greedy else draw(st.integers(0, 9)),
-            repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.3])),
-            end_id=draw(st.sampled_from([-1, 5, 17])),
-        )
-        tiers = [f"t{k}" for k in range(len(exits))]
-        switches = draw(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(tiers)), max_size=3))
-        tier = draw(st.integers(0, len(exits) - 1))
-        # Speculation keeps the law of sampled tokens, not the tokens: see test_speculative.
-        chain = draw(st.sets(st.integers(0, tier - 1))) if tier and greedy else set()
-        request = PromptRequest(
-            f"r{i}",
-            params,
-            token_ids=[*shared, *own],
-            tier=tiers[tier],
-            draft_tiers=tuple(tiers[k] for k in sorted(chain)),
-            num_speculative_tokens=draw(st.sampled_from([None, 0, 1, 3])),
-            priority=draw(st.integers(0, 2)),
-            reuse_prefix=draw(st.sampled_from([True, True, True, False])),
-            cache_salt=draw(st.sampled_from(["", "", "a"])),
-        )
-        cancelled = draw(st.sampled_from([None, None, None, 0, 1, 3, 6]))
-        requests.append(Arrival(request, draw(st.integers(0, 8)), cancelled, tuple(switches)))
-    return requests
+Choose = Callable[[Sequence[Any]], Any]  # one of several, by whoever generates
+
+
+def make_arrival(choose: Choose, name: str, num_tiers: int) -> Arrival:
+    """A request that may share a prefix, draft, change tier and be cancelled, at any step."""
+    own = [choose(range(61)) for _ in range(choose(range(1, 13)))]
+    shared = PREFIX[: choose([0, 0, 5, 8, 13, 14])]
+    greedy = choose([True, True, False])
+    params = SamplingParams(
+        max_tokens=choose(range(1, 13)),
+        temperature=None if greedy else 1.2,
+        seed=None if greedy else choose(range(10)),
+        repetition_penalty=choose([1.0, 1.0, 1.3]),
+        end_id=choose([-1, 5, 17]),
+    )
+    tiers = [f"t{k}" for k in range(num_tiers)]
+    tier = choose([*range(num_tiers), num_tiers - 1])
+    # Speculation keeps the law of sampled tokens, not the tokens: see test_speculation_law.
+    chain = [t for t in tiers[:tier] if greedy and choose([True, False])]
+    switches = [(choose(range(10)), choose(tiers)) for _ in range(choose([0, 0, 1, 2]))]
+    request = PromptRequest(
+        name,
+        params,
+        token_ids=[*shared, *own],
+        tier=tiers[tier],
+        draft_tiers=tuple(chain),
+        num_speculative_tokens=choose([None, 0, 1, 3]),
+        priority=choose(range(3)),
+        reuse_prefix=choose([True, True, True, False]),
+        cache_salt=choose(["", "", "a"]),
+    )
+    return Arrival(request, choose(range(9)), choose([None] * 6 + [0, 1, 3, 6]), tuple(switches))
+
+
+def make_workload(choose: Choose) -> dict[str, Any]:
+    """A family, an engine's sizes, and requests."""
+    exits = choose(EXITS)
+    block_size = choose([1, 2, 3, 4, 8])
+    chunk = choose(sorted({1, max(1, block_size - 1), block_size, block_size + 1, 7, 64}))
+    arrivals = [make_arrival(choose, f"r{i}", len(exits)) for i in range(choose(range(1, 7)))]
+    groups = tiny_family(exits).groups_per_segment
+    longest = max(len(a.request.token_ids) + a.request.params.max_tokens - 1 for a in arrivals)
+    smallest_arena = -(-longest // block_size) * sum(groups)
+    return {
+        "model": (exits, choose([False, True])),
+        "arrivals": arrivals,
+        "block_size": block_size,
+        "num_frames": 1 + smallest_arena + choose([0, 1, 5, 20, 200]),  # little forces preemption
+        "num_feature_slots": block_size * choose([0, 2, 5, 40]),
+        "max_num_batched_tokens": chunk,
+        "max_num_seqs": choose(range(1, 7)),
+    }
 
 
 @st.composite
 def workloads(draw):
-    """A family, an engine's sizes, and requests that may do anything at any step."""
-    exits = draw(st.sampled_from(EXITS))
-    block_size = draw(st.sampled_from([1, 2, 3, 4, 8]))
-    chunk = draw(
-        st.sampled_from(sorted({1, max(1, block_size - 1), block_size, block_size + 1, 7, 64}))
-    )
-    requests = draw(arrivals(exits, draw(st.integers(1, 6))))
-    groups = tiny_family(exits).groups_per_segment
-    longest = max(len(r.request.token_ids) + r.request.params.max_tokens - 1 for r in requests)
-    smallest_arena = -(-longest // block_size) * sum(groups)
-    slack = draw(st.sampled_from([0, 1, 5, 20, 200]))  # little slack forces preemption
-    return {
-        "exits": exits,
-        "requests": requests,
-        "block_size": block_size,
-        "num_frames": 1 + smallest_arena + slack,
-        "num_feature_slots": block_size * draw(st.sampled_from([0, 2, 5, 40])),
-        "max_num_batched_tokens": chunk,
-        "max_num_seqs": draw(st.integers(1, 6)),
-    }
+    """For small counterexamples."""
+    return make_workload(lambda options: draw(st.sampled_from(options)))
 
 
 SIZES = (
@@ -88,10 +98,10 @@ SIZES = (
 
 
 def check_law(workload) -> None:
-    model = MODELS[workload["exits"]]
+    model = MODELS[workload["model"]]
     engine = tiny_engine(model, **{name: workload[name] for name in SIZES})
-    served = run_together(engine, workload["requests"])
-    for arrival in workload["requests"]:
+    served = run_together(engine, workload["arrivals"])
+    for arrival in workload["arrivals"]:
         request = arrival.request
         if request.request_id not in served:
             continue
@@ -102,14 +112,26 @@ def check_law(workload) -> None:
         assert ended or len(got.token_ids) == request.params.max_tokens
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(workloads())
 def test_every_request_gets_the_tokens_it_gets_alone(workload):
     check_law(workload)
 
 
+def check_seeds(seeds: range) -> None:
+    """Even draws: denser in rare combinations than hypothesis' own."""
+    for seed in seeds:
+        rng = random.Random(seed)
+        try:
+            check_law(make_workload(rng.choice))
+        except Exception as error:
+            raise AssertionError(f"workload of seed {seed}") from error
+
+
+def test_every_request_gets_the_tokens_it_gets_alone_in_many_mixes():
+    check_seeds(range(350))
+
+
 @pytest.mark.slow
-@settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
-@given(workloads())
-def test_every_request_gets_the_tokens_it_gets_alone_at_length(workload):
-    check_law(workload)
+def test_every_request_gets_the_tokens_it_gets_alone_at_length():
+    check_seeds(range(1000, 11_000))
