@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mfs_trt.builder.config import ITEM_SIZES, BuildConfig
 from mfs_trt.engine.manifest import MANIFEST_NAME, EngineManifest
+from mfs_trt.engine.tensorrt_api import TARGETS as TENSORRT_TARGETS
 from mfs_trt.errors import ConfigError, EngineError
 from mfs_trt.family.spec import FamilySpec, load_family
 from mfs_trt.model.rope import max_exact_positions
@@ -50,6 +51,8 @@ def build_engine(
     try:
         if config.target == "openvino":
             manifest = _with_openvino_plans(manifest, family, config, temporary, on_plan)
+        elif config.target in TENSORRT_TARGETS:
+            manifest = _with_tensorrt_plans(manifest, family, config, temporary, on_plan)
         manifest.save(temporary)
         if out.exists():
             shutil.rmtree(out)
@@ -73,6 +76,23 @@ def _with_openvino_plans(
     store = WeightStore(manifest.family)
     plans = build_plans(family, store, config, folder, on_plan)
     return replace(manifest, plans=plans, backend_version=openvino.__version__)
+
+
+def _with_tensorrt_plans(
+    manifest: EngineManifest,
+    family: FamilySpec,
+    config: BuildConfig,
+    folder: Path,
+    on_plan: Callable[[str], None],
+) -> EngineManifest:
+    from mfs_trt.builder.tensorrt import build_plans, built_for, load_target
+
+    api = load_target(config)
+    gpus = built_for(api, config)
+    kv_spec = manifest.kv_spec(family, manifest.layer_nbytes(family, ITEM_SIZES[config.dtype]))
+    store = WeightStore(manifest.family)
+    plans = build_plans(api, family, store, config, kv_spec, folder, on_plan)
+    return replace(manifest, plans=plans, backend_version=api.version, compute_capabilities=gpus)
 
 
 def _is_replaceable(folder: Path) -> bool:

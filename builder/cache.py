@@ -9,6 +9,8 @@ import mfs_trt
 from mfs_trt.builder.build import build_engine
 from mfs_trt.builder.config import BuildConfig
 from mfs_trt.engine.manifest import MANIFEST_NAME as ENGINE_MANIFEST
+from mfs_trt.engine.tensorrt_api import TARGETS as TENSORRT_TARGETS
+from mfs_trt.engine.tensorrt_api import load_api
 from mfs_trt.errors import EngineError
 from mfs_trt.family.spec import MANIFEST_NAME as FAMILY_MANIFEST
 from mfs_trt.family.spec import load_family
@@ -44,8 +46,10 @@ def resolve_engine(folder: Path | str, config: BuildConfig | None = None) -> Pat
 
 def _backend_version(target: str) -> str:
     """Of the library whose plans another version of it does not run."""
-    if target != "openvino":
-        return ""
-    import openvino
+    if target in TENSORRT_TARGETS:
+        return load_api(target).version
+    if target == "openvino":
+        import openvino
 
-    return openvino.__version__
+        return openvino.__version__
+    return ""

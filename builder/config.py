@@ -6,15 +6,18 @@ from dataclasses import dataclass
 from mfs_trt.engine.interface import EngineLimits
 from mfs_trt.errors import ConfigError
 
-TARGETS = ("openvino", "reference")
-PLANNED_TARGETS = ("tensorrt", "tensorrt-rtx", "cuda")
-ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float64": 8}  # dtypes to compute in: bytes per element
+TARGETS = ("openvino", "reference", "tensorrt", "tensorrt-rtx", "cuda")
+PLANNED_TARGETS = {  # target → what it lacks
+    "tensorrt-llm": "it needs the GPTAttention plugin of tensorrt-llm 1.x; convert reads its "
+    "checkpoints",
+}
+ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}  # bytes per element
 GIB = 1 << 30
 
 # Per target, what each setting may be; the empty string is "the same as dtype".
 _CHOICES: dict[str, dict[str, tuple[str | int, ...]]] = {
     "reference": {
-        "dtype": tuple(ITEM_SIZES),
+        "dtype": ("float32", "bfloat16", "float64"),
         "kv_dtype": ("",),
         "weight_format": ("",),
     },
@@ -24,6 +27,14 @@ _CHOICES: dict[str, dict[str, tuple[str | int, ...]]] = {
         "weight_format": ("", "int8", "int4"),
         "block_size": (32,),  # the only one that OpenVINO's CPU plugin takes
     },
+    **dict.fromkeys(
+        ("tensorrt", "tensorrt-rtx", "cuda"),
+        {
+            "dtype": ("float16", "bfloat16", "float32"),
+            "kv_dtype": ("",),
+            "weight_format": ("",),
+        },
+    ),
 }
 
 
@@ -38,27 +49,30 @@ class BuildConfig:
     limits: EngineLimits = EngineLimits()
     kv_dtype: str = ""  # dtype when empty; openvino also: uint8
     weight_format: str = ""  # dtype when empty; openvino: int8, int4
+    compute_capabilities: tuple[str, ...] = ()  # tensorrt-rtx: sm80, …; its own choice when empty
 
     def __post_init__(self) -> None:
         if self.target in PLANNED_TARGETS:
             raise ConfigError(
-                f"target: {self.target!r} is not built by this version; "
-                f"expected {', '.join(TARGETS)}"
+                f"target: {self.target!r} is not built by this version: "
+                f"{PLANNED_TARGETS[self.target]}; expected {', '.join(TARGETS)}"
             )
         if self.target not in TARGETS:
             raise ConfigError(f"target: expected {', '.join(TARGETS)}, got {self.target!r}")
         for name, known in _CHOICES[self.target].items():
-            if getattr(self, name) not in known:
-                expected = ", ".join(str(k) for k in known if k)
+            value = getattr(self, name)
+            if value not in known:
+                expected = ", ".join(str(k) for k in known if k) or "none"
                 raise ConfigError(
-                    f"{name}: expected {expected} for target {self.target}, "
-                    f"got {getattr(self, name)!r}"
+                    f"{name}: expected {expected} for target {self.target}, got {value!r}"
+                    + _targets_that_take(name, value)
                 )
         if self.target == "openvino" and self.kv_dtype not in ("", self.dtype, "uint8"):
             raise ConfigError(
                 f"kv_dtype: expected {self.dtype}, as dtype, or uint8 for target openvino, "
                 f"got {self.kv_dtype!r}"
             )
+        self._check_compute_capabilities()
         positive = {
             "block_size": self.block_size,
             "memory": self.memory_nbytes,
@@ -69,6 +83,24 @@ class BuildConfig:
         for name, value in positive.items():
             if value < 1:
                 raise ConfigError(f"{name}: expected at least 1, got {value}")
+
+    def _check_compute_capabilities(self) -> None:
+        """Of GPUs that are not here only TensorRT-RTX builds plans."""
+        given = ", ".join(self.compute_capabilities)
+        if given and self.target != "tensorrt-rtx":
+            raise ConfigError(
+                f"compute_capabilities: expected none for target {self.target}, got {given}; "
+                "target tensorrt-rtx builds for GPUs that are not here"
+            )
+        for name in self.compute_capabilities:
+            if not re.fullmatch(r"sm\d{2,3}", name):
+                raise ConfigError(f"compute_capabilities: expected names as sm86, got {name!r}")
+
+
+def _targets_that_take(name: str, value: str | int) -> str:
+    """The end of a refusal: who takes what was asked for."""
+    targets = [t for t, choices in _CHOICES.items() if value in choices.get(name, ())]
+    return f"; {', '.join(targets)} can" if targets else ""
 
 
 def parse_nbytes(text: str) -> int:

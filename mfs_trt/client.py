@@ -133,8 +133,9 @@ class Client:
         """Chunks as they come. Closing the iterator cancels the request.
 
         `more`: `messages` (chat turns, in place of `prompt`), `tier`, `min_tier`, `max_tier`,
-        `priority`, `deadline_ms`, `request_id`. Raises the error that the server names, one of
-        `mfs_trt.errors`.
+        `priority`, `deadline_ms`, `request_id`, `draft_tier` (a name or a tuple of them, from low
+        to high), `num_speculative_tokens`, `reuse_prefix`, `cache_salt`. Raises the error that the
+        server names, one of `mfs_trt.errors`.
         """
         yield from self._chunks(prompt, params or SamplingParams(), is_streaming=True, **more)
 
@@ -142,6 +143,12 @@ class Client:
         """Cancel every running request of `request_id`; an unknown id is not an error."""
         request = self._request(request_id, {"text_input": "", "max_tokens": 1, "stop": True})
         for _ in self._responses(request):
+            pass
+
+    def switch_tier(self, request_id: str, tier: str) -> None:
+        """Run every running request of `request_id` at another tier from its next token on."""
+        tensors = {"text_input": "", "max_tokens": 1, "switch_tier": tier}
+        for _ in self._responses(self._request(request_id, tensors)):
             pass
 
     # -- one request -----------------------------------------------------------------------------
@@ -207,6 +214,10 @@ _ROUTING_FIELDS = {
     "max_tier": "BYTES",
     "priority": "INT32",
     "deadline_ms": "INT32",
+    "draft_tier": "BYTES",
+    "num_speculative_tokens": "INT32",
+    "reuse_prefix": "BOOL",
+    "cache_salt": "BYTES",
 }
 _DTYPES = {
     **dict(PARAM_TENSORS.values()),
@@ -215,6 +226,7 @@ _DTYPES = {
     "messages": "BYTES",
     "stream": "BOOL",
     "stop": "BOOL",
+    "switch_tier": "BYTES",
     "exclude_input_in_output": "BOOL",
     "return_num_output_tokens": "BOOL",
 }

@@ -64,15 +64,18 @@ class LLM:
         params: Params = None,
         *,
         tier: Tier = None,
+        **more: Any,
     ) -> list[RequestOutput]:
         """Complete prompts (texts or token ids), all in one batch; results in the order given.
 
-        `params` and `tier` hold for all prompts, or are one per prompt.
+        `params` and `tier` hold for all prompts, or are one per prompt. `more`: further fields of
+        `PromptRequest`, for all: `draft_tiers`, `num_speculative_tokens`, `reuse_prefix`, …
         """
         is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
         several: Sequence[Any] = [prompts] if is_one else prompts
         keys = ["prompt" if isinstance(p, str) else "token_ids" for p in several]
-        return self._run([{key: p} for key, p in zip(keys, several, strict=True)], params, tier)
+        prompts = [{key: p, **more} for key, p in zip(keys, several, strict=True)]
+        return self._run(prompts, params, tier)
 
     def chat(
         self,
@@ -80,11 +83,12 @@ class LLM:
         params: Params = None,
         *,
         tier: Tier = None,
+        **more: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, by the tokenizer's chat template."""
         is_one = len(messages) > 0 and isinstance(messages[0], dict)
         several: Sequence[Any] = [messages] if is_one else messages
-        return self._run([{"messages": m} for m in several], params, tier)
+        return self._run([{"messages": m, **more} for m in several], params, tier)
 
     def stream(
         self,
@@ -93,6 +97,7 @@ class LLM:
         *,
         messages: Messages | None = None,
         tier: Tier = None,
+        **more: Any,
     ) -> Iterator[TokenEvent]:
         """Events of one prompt as they are made; several tiers run it side by side, in one batch.
 
@@ -104,7 +109,14 @@ class LLM:
             key = "prompt"
         given = messages if messages is not None else prompt
         tiers = [tier] if tier is None or isinstance(tier, str) else list(tier)
-        yield from self._events([{key: given}] * len(tiers), params, tiers)
+        yield from self._events([{key: given, **more}] * len(tiers), params, tiers)
+
+    def switch_tier(self, request_id: str, tier: str) -> None:
+        """Run an open stream at another tier from its next token on; its events carry the id.
+
+        Raises `FamilyError` for an unknown tier, `RequestTooLargeError` where it can never fit.
+        """
+        self._core.switch_tier(request_id, tier)
 
     def _run(
         self, prompts: list[dict[str, Any]], params: Params, tier: Tier

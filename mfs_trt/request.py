@@ -71,8 +71,8 @@ class TokenEvent:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0  # so far
     num_kv_blocks: int = 0  # held, over all segments
-    num_cached_tokens: int = 0  # of the prompt, got from the prefix cache
-    num_draft_tokens: int = 0  # so far, over all levels
+    num_reused_blocks: int = 0  # of them, got from the prefix cache
+    num_draft_tokens: int = 0  # decided on so far, over all levels
     num_accepted_draft_tokens: int = 0
     first_scheduled_time_s: float = 0.0  # monotonic clock
     error: MfsError | None = None
@@ -110,7 +110,7 @@ class Request:
     num_reported_tokens: int = 0  # output tokens that the caller has heard of
     num_draws: int = 0  # random numbers that speculation has used
     num_computed_tokens: list[int] = field(init=False)  # one per segment 0..tier
-    num_cached_tokens: int = 0  # of the prompt, got from the prefix cache when it began to run
+    num_reused_blocks: int = 0  # over all segments, got from the prefix cache
     status: RequestStatus = RequestStatus.WAITING
     row: int = -1  # row in the block tables while running
     num_preemptions: int = 0

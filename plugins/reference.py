@@ -36,6 +36,37 @@ def kv_write(cache: Tensor, values: Tensor, slots: Tensor) -> None:
     cache[slots // block_size, :, slots % block_size] = values
 
 
+def tier_exit(
+    hidden: Tensor, exit_rows: Tensor, tiers: Tensor, gains: Tensor, eps: float
+) -> Tensor:
+    """Rows that leave the model, normalised with the gain of their tier.
+
+    hidden: [tokens, hidden]; exit_rows, tiers: [exits] integers; gains: [tiers, hidden].
+    Returns [exits, hidden].
+    """
+    return rms_norm(hidden[exit_rows], gains[tiers], eps)
+
+
+def variant_delta(
+    y: Tensor,
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    variant_starts: list[int],
+    run_variants: list[int],
+) -> None:
+    """y += (x A) B in place, for each variant run's rows with the run's own A and B.
+
+    y: [tokens, out]; x: [tokens, in]; a: [variants, in, rank]; b: [variants, rank, out]; run i has
+    rows `variant_starts[i]` to `variant_starts[i + 1]`, maybe none, and `run_variants[i]`: v uses
+    a[v - 1] and b[v - 1]; 0 is the base, whose rows are left alone.
+    """
+    for i, variant in enumerate(run_variants):
+        rows = slice(variant_starts[i], variant_starts[i + 1])
+        if variant:
+            y[rows] += x[rows] @ a[variant - 1] @ b[variant - 1]
+
+
 def paged_attention(
     query: Tensor,
     key_cache: Tensor,

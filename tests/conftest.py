@@ -1,11 +1,18 @@
 """Fixtures shared by all tests: tiny models of each architecture with random weights."""
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from hf_models import make_hf_folder
+
+# OpenAI Triton decides when it is imported whether kernels are compiled or interpreted. Without a
+# GPU they are interpreted, in the whole test process: nothing but the kernels' parity tests uses
+# it there, and tests that compile kernels do so in a process of their own.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(autouse=True)

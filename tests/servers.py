@@ -51,7 +51,10 @@ class SlowServer(TritonServer):
 
     max_num_seqs, max_queue_size = 8, 60
     max_num_batched_tokens = 64  # longer prompts are computed in chunks
-    block_size, num_frames = 8, 180  # of 3072 bytes; the longest request would need 187
+    block_size, num_frames = 8, 180  # the longest request would need 187
+    # A frame takes 3072 bytes, and so do the features of a block at both boundaries; three frames
+    # hold a block, and the first block of features is not used.
+    memory_nbytes = (num_frames + num_frames // 3 + 1) * 3072
 
     def __init__(self, family_dir: Path, root: Path, **options) -> None:
         self.control = root / "control"
@@ -62,7 +65,7 @@ class SlowServer(TritonServer):
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=512,
-            memory_nbytes=self.num_frames * 3072,
+            memory_nbytes=self.memory_nbytes,
         )
         self.offline = LLM(engine)
         shutil.copytree(MODEL_REPO, root / "models")

@@ -21,6 +21,8 @@ HOST_LOGIC = (
     "mfs_trt.family.tiers",
     "mfs_trt.engine.interface",
     "mfs_trt.engine.manifest",
+    "mfs_trt.engine.tensorrt_api",
+    "mfs_trt.engine.tensorrt_inputs",
     "mfs_trt.kv_cache.manager",
     "mfs_trt.scheduler.scheduler",
     "mfs_trt.scheduler.batch",

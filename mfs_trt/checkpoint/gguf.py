@@ -12,7 +12,7 @@ from mfs_trt.checkpoint.names import GGUF_ROPE_TENSORS, gguf_name
 from mfs_trt.checkpoint.reader import check_tensors
 from mfs_trt.errors import CheckpointError
 
-_END_TOKEN_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+_END_TOKEN_KEYS = tuple(f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom"))
 _FLOAT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 

@@ -49,7 +49,7 @@ def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 
 # tokenizer.ggml.pre → how a byte-level vocabulary cuts text before merging; llama.cpp's names.
-_PRE_TOKENIZERS: dict[str, pre_tokenizers.PreTokenizer] = {
+PRE_TOKENIZERS: dict[str, pre_tokenizers.PreTokenizer] = {
     "default": pre_tokenizers.ByteLevel(add_prefix_space=False),
     "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
     "smollm": _digits_apart(),
@@ -62,7 +62,7 @@ _PRE_TOKENIZERS: dict[str, pre_tokenizers.PreTokenizer] = {
     "qwen2": _split(_QWEN2),
     "tekken": _split(_TEKKEN),
 }
-_WHOLE_WORDS_FIRST = (
+WHOLE_WORDS_FIRST = (
     "llama-bpe",
     "llama3",
     "llama-v3",
@@ -134,19 +134,19 @@ def build_gguf_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
 
 def _byte_level(fields: Mapping[str, Any]) -> Tokenizer:
     name = fields.get("tokenizer.ggml.pre", "default")
-    if name not in _PRE_TOKENIZERS:
+    if name not in PRE_TOKENIZERS:
         raise CheckpointError(
-            f"tokenizer.ggml.pre: expected one of {', '.join(_PRE_TOKENIZERS)}, got {name!r}; "
+            f"tokenizer.ggml.pre: expected one of {', '.join(PRE_TOKENIZERS)}, got {name!r}; "
             "give a tokenizer folder instead"
         )
     tokenizer = Tokenizer(
         models.BPE(
             vocab=_vocabulary(fields),
             merges=[tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]],
-            ignore_merges=name in _WHOLE_WORDS_FIRST,
+            ignore_merges=name in WHOLE_WORDS_FIRST,
         )
     )
-    tokenizer.pre_tokenizer = _PRE_TOKENIZERS[name]
+    tokenizer.pre_tokenizer = PRE_TOKENIZERS[name]
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

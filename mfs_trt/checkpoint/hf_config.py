@@ -1,5 +1,6 @@
-"""Hugging Face's config.json → `ModelConfig`, with transformers' defaults for missing keys."""
+"""Hugging Face's config.json ↔ `ModelConfig`, with transformers' defaults for missing keys."""
 
+from dataclasses import fields
 from typing import Any
 
 from mfs_trt.errors import CheckpointError
@@ -43,6 +44,12 @@ _ROPE_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
         (),
     ),
+}
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
 }
 _MOE_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size")
 
@@ -90,6 +97,71 @@ def config_from_hf(data: dict[str, Any]) -> ModelConfig:
         sliding_window=window,
         windowed_layers=windowed_layers,
     )
+
+
+def config_to_hf(config: ModelConfig, dtype: str) -> dict[str, Any]:
+    """The config.json of a checkpoint, in the spelling of transformers 5 and the one before.
+
+    Raises `CheckpointError` naming what the architecture's config.json cannot express.
+    """
+    rope = {
+        "rope_type": config.rope.scaling_type,
+        "rope_theta": config.rope.theta,
+        **config.rope.scaling,
+    }
+    is_scaled = config.rope.scaling_type != "default"
+    data: dict[str, Any] = {
+        "architectures": [_CLASSES[config.architecture]],
+        "model_type": config.architecture,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.rms_norm_eps,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rope_parameters": rope,
+        "rope_theta": config.rope.theta,
+        "rope_scaling": {k: v for k, v in rope.items() if k != "rope_theta"} if is_scaled else None,
+        "tie_word_embeddings": config.tie_word_embeddings,
+    }
+    if config.architecture in ("llama", "qwen3"):
+        data["attention_bias"] = config.o_bias
+    if config.architecture == "llama":
+        data["mlp_bias"] = config.mlp_bias
+    if config.architecture == "mistral":
+        data["sliding_window"] = config.sliding_window
+    if config.architecture in ("qwen2", "qwen3"):
+        data |= _qwen_windows(config)
+    found = config_from_hf(data)
+    lost = [
+        f"{f.name} {getattr(config, f.name)}"
+        for f in fields(ModelConfig)
+        if getattr(found, f.name) != getattr(config, f.name)
+    ]
+    if lost:
+        raise CheckpointError(
+            f"a Hugging Face {config.architecture} config.json cannot express {', '.join(lost)}"
+        )
+    return data
+
+
+def _qwen_windows(config: ModelConfig) -> dict[str, Any]:
+    windowed = config.windowed_layers
+    if not windowed:
+        return {"use_sliding_window": False, "sliding_window": None}
+    kinds = {True: "sliding_attention", False: "full_attention"}
+    return {
+        "use_sliding_window": True,
+        "sliding_window": config.sliding_window,
+        "max_window_layers": windowed[0],
+        "layer_types": [kinds[layer in windowed] for layer in range(config.num_layers)],
+    }
 
 
 def rope_from_hf(data: dict[str, Any], max_position_embeddings: int) -> RopeConfig:

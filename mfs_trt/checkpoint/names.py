@@ -29,6 +29,8 @@ _GGUF_MODULES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
@@ -50,6 +52,17 @@ def gguf_name(stored: str) -> str | None:
         if module in _GGUF_MODULES:
             return f"layers.{match[2]}.{_GGUF_MODULES[module]}.{kind}"
     return stored
+
+
+def gguf_stored_name(name: str) -> str:
+    """`layers.3.mlp.up_proj.weight` → `blk.3.ffn_up.weight`."""
+    for stored, ours in _GGUF_TOP.items():
+        if ours == name:
+            return stored
+    _, layer, rest = name.split(".", 2)
+    module, _, kind = rest.rpartition(".")
+    (stored,) = (stored for stored, ours in _GGUF_MODULES.items() if ours == module)
+    return f"blk.{layer}.{stored}.{kind}"
 
 
 TRTLLM_TOP = {

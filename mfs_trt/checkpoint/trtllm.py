@@ -5,11 +5,10 @@ MLP's names are swapped against intuition (`mlp.fc` is the gate, `mlp.gate` the 
 vocabulary is padded to a multiple of the ranks.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -21,24 +20,14 @@ from mfs_trt.checkpoint.hf import (
     equal_tensors,
     read_json,
 )
+from mfs_trt.checkpoint.hf_writer import write_generation_config, write_json
 from mfs_trt.checkpoint.names import TRTLLM_TOP, trtllm_name
-from mfs_trt.checkpoint.reader import check_shapes
+from mfs_trt.checkpoint.reader import CheckpointReader, check_shapes
 from mfs_trt.checkpoint.safetensors_file import SafetensorsFile, SafetensorsWriter, TensorInfo
 from mfs_trt.checkpoint.trtllm_config import config_from_trtllm, config_to_trtllm
 from mfs_trt.checkpoint.trtllm_shards import Shards
 from mfs_trt.errors import CheckpointError
-from mfs_trt.model_config import ModelConfig
-from mfs_trt.tensor_names import EMBEDDING, FINAL_NORM, LM_HEAD, tensor_shapes
-
-
-class WeightSource(Protocol):
-    """What `write_trtllm_checkpoint` needs of a `weights.store.WeightStore`."""
-
-    spec: Any  # a FamilySpec
-
-    def get(self, name: str) -> torch.Tensor: ...
-    def head_name(self, tier_index: int) -> str: ...
-    def norm_name(self, tier_index: int) -> str: ...
+from mfs_trt.tensor_names import EMBEDDING, LM_HEAD, tensor_shapes
 
 
 class TrtllmCheckpoint:
@@ -94,30 +83,33 @@ class TrtllmCheckpoint:
             self.config = replace(self.config, tie_word_embeddings=tied)
 
 
-def write_trtllm_checkpoint(store: WeightSource, folder: Path | str, tp: int = 1) -> None:
-    """Write the family's top tier as a TensorRT-LLM checkpoint for `tp` ranks, tensor by tensor.
+def write_trtllm_checkpoint(
+    reader: CheckpointReader,
+    folder: Path | str,
+    tp: int = 1,
+    *,
+    force: bool = False,
+) -> None:
+    """Write a TensorRT-LLM checkpoint for `tp` ranks, tensor by tensor, tokenizer files beside it.
 
-    Raises `CheckpointError` when the format cannot express the model or `tp` does not divide it,
-    and `ConfigError` when `folder` exists.
+    The reader's `load` must give every tensor in `reader.dtype`; of a tied model it is asked for
+    the head all the same. Raises `CheckpointError` when the format cannot express the model or `tp`
+    does not divide it, and `ConfigError` when `folder` holds anything but a checkpoint, or one and
+    `force` is not set.
     """
-    model: ModelConfig = store.spec.model
-    data = config_to_trtllm(model, store.spec.dtype, tp)
+    model = reader.config
+    data = config_to_trtllm(model, reader.dtype, tp)
     shards = Shards(model, tp, embedding_dim=None)
-    top = len(store.spec.tiers) - 1
-    renamed = {FINAL_NORM: store.norm_name(top), LM_HEAD: store.head_name(top)}
     names = tensor_shapes(
         replace(model, tie_word_embeddings=False)
     )  # the format wants a head anyway
     stored_names = list(dict.fromkeys(trtllm_name(name) for name in names))
-
-    def load(name: str) -> torch.Tensor:
-        return store.get(renamed.get(name, name))
-
-    with atomic_folder(Path(folder), marker=None, force=False) as draft:
-        text = json.dumps(data, indent=2) + "\n"
-        (draft / "config.json").write_text(text, encoding="utf-8")
+    with atomic_folder(Path(folder), "rank0.safetensors", force) as draft:
+        reader.write_tokenizer(draft)
+        write_json(draft / "config.json", data)
+        write_generation_config(draft, reader.end_token_ids)
         for rank in range(tp):
-            _write_rank(draft, rank, shards, stored_names, load, store.spec.dtype)
+            _write_rank(draft, rank, shards, stored_names, reader.load, reader.dtype)
 
 
 def _write_rank(

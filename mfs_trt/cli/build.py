@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from mfs_trt.builder.build import build_engine
-from mfs_trt.builder.config import BuildConfig, parse_nbytes
+from mfs_trt.builder.config import TARGETS, BuildConfig, parse_nbytes
 from mfs_trt.cli.progress import build_progress
 from mfs_trt.engine.interface import EngineLimits
 from mfs_trt.family.spec import load_family
@@ -18,8 +18,10 @@ console = Console()
 def build(
     family: Annotated[Path, typer.Argument(help="A family folder.")],
     out: Annotated[Path, typer.Option(help="The engine folder to write.")] = Path("engine"),
-    target: Annotated[str, typer.Option(help="What runs it: openvino, reference.")] = "openvino",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float64.")] = "float32",
+    target: Annotated[str, typer.Option(help=f"What runs it: {', '.join(TARGETS)}.")] = "openvino",
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16; tensorrt: float16; reference: float64.")
+    ] = "float32",
     block_size: Annotated[int, typer.Option(help="Tokens per KV block.")] = 32,
     memory: Annotated[str, typer.Option(help="Size of the KV arena, as 512MiB.")] = "1GiB",
     kv_dtype: Annotated[
@@ -27,6 +29,9 @@ def build(
     ] = "",
     weights: Annotated[
         str, typer.Option(help="int8 or int4 (openvino); in dtype by default.")
+    ] = "",
+    compute_capabilities: Annotated[
+        str, typer.Option(help="GPUs that tensorrt-rtx builds for, as sm86,sm120.")
     ] = "",
     max_num_seqs: Annotated[int, typer.Option(help="Requests in a step.")] = 64,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in a step.")] = 512,
@@ -41,6 +46,7 @@ def build(
         limits=EngineLimits(max_num_seqs, max_num_batched_tokens, max_model_len),
         kv_dtype=kv_dtype,
         weight_format=weights,
+        compute_capabilities=tuple(filter(None, compute_capabilities.split(","))),
     )
     with build_progress(load_family(family), console) as on_plan:
         path = build_engine(family, out, config, on_plan)

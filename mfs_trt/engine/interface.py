@@ -92,7 +92,7 @@ class KVCacheSpec:
     block_size: int
     layer_nbytes: int  # one layer's keys and values in one frame
     num_frames: int  # the null frame included
-    num_feature_slots: int = 0  # rows of each boundary's feature pool
+    num_feature_slots: int = 0  # rows of each boundary's feature pool; the first block is unused
 
     @property
     def frame_nbytes(self) -> int:

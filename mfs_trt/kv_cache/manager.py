@@ -89,6 +89,7 @@ class KVCacheManager:
             counts[segment] = reach * self.spec.block_size
             held.num_cached_tokens[segment] = counts[segment]
             if request.row >= 0:
+                self._count_reuse(request, segment, held)
                 for index, block in enumerate(blocks):
                     self.tables.append(request.row, segment, index, block)
         for boundary in range(max(0, first_segment - 1), request.tier):
@@ -172,9 +173,13 @@ class KVCacheManager:
         for segment, blocks in enumerate(held.blocks):
             for index, block in enumerate(blocks):
                 self.tables.append(request.row, segment, index, block)
-            self.num_reused_tokens[segment] += held.num_cached_tokens[segment]
+            self._count_reuse(request, segment, held)
         self.features.show(request)
-        request.num_cached_tokens = held.num_cached_tokens[0]
+
+    def _count_reuse(self, request: Request, segment: int, held: Holding) -> None:
+        num_tokens = held.num_cached_tokens[segment]
+        self.num_reused_tokens[segment] += num_tokens
+        request.num_reused_blocks += num_tokens // self.spec.block_size
 
     def commit(self, request: Request) -> None:
         """The request's counts have moved: offer its new full blocks to others."""

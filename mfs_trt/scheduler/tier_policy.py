@@ -33,6 +33,9 @@ def choose_draft_levels(request: PromptRequest, family: FamilySpec, tier: int) -
 
     Raises `FamilyError` for an unknown name and `InvalidRequestError` for one that cannot draft.
     """
+    wanted = request.num_speculative_tokens
+    if wanted is not None and wanted < 0:
+        raise InvalidRequestError(f"num_speculative_tokens: expected at least 0, got {wanted}")
     levels = tuple(family.tier_index(name) for name in request.draft_tiers)
     if list(levels) != sorted(set(levels)) or (levels and levels[-1] >= tier):
         raise InvalidRequestError(

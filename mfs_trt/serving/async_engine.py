@@ -23,6 +23,7 @@ from mfs_trt.errors import (
     MfsError,
     QueueFullError,
     RequestCancelledError,
+    RequestTooLargeError,
 )
 from mfs_trt.request import PromptRequest, Request, TokenEvent
 from mfs_trt.serving.core import EngineCore
@@ -46,6 +47,10 @@ class EngineStats:
     block_size: int
     num_steps_total: int
     num_preemptions_total: int
+    num_rows_by_segment: tuple[int, ...]
+    num_reused_tokens_by_segment: tuple[int, ...]
+    num_draft_tokens_total: int
+    num_accepted_draft_tokens_total: int
     num_prompt_tokens_total: int
     num_output_tokens_total: int
     num_requests_finished_total: int
@@ -71,6 +76,8 @@ class _Counters:
     num_output_tokens: int = 0
     num_finished: int = 0
     num_failed: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
     num_preemptions: int = 0  # of the schedulers before the present one
     output_tokens_by_tier: Counter[str] = field(default_factory=Counter)
 
@@ -82,11 +89,12 @@ class AsyncEngine:
         self._core = core
         self.family, self.tokenizer, self.limits = core.family, core.tokenizer, core.limits
         self.max_queue_size = max_queue_size
-        self._lock = threading.Lock()  # guards the six below
+        self._lock = threading.Lock()  # guards the seven below
         self._streams: dict[str, _Stream] = {}  # by serial: an id may return while its events fly
         self._serials: dict[str, str] = {}  # the caller's id → serial, while open
         self._arrived: list[Request] = []
         self._aborted: list[str] = []
+        self._switches: list[tuple[str, str]] = []  # serial, tier
         self._deadlines: list[tuple[float, str]] = []  # heap of (monotonic time, serial)
         self._is_accepting = True
         self._next_serial = itertools.count()
@@ -148,6 +156,21 @@ class AsyncEngine:
         error = RequestCancelledError(f"request {request_id} was cancelled")
         return serial is not None and self._end(serial, error)
 
+    def switch_tier(self, request_id: str, tier: str) -> bool:
+        """Run an open request at another tier from its next token on; False: no such request.
+
+        Raises `FamilyError` for an unknown tier. Where the arena could never hold the request at
+        that tier, it stays where it is and the log says so.
+        """
+        self.family.tier_index(tier)
+        with self._lock:
+            serial = self._serials.get(request_id)
+            if serial is None:
+                return False
+            self._switches.append((serial, tier))
+            self._work.notify()
+        return True
+
     def stats(self) -> EngineStats:
         core, counters = self._core, self._counters
         scheduler = core.scheduler
@@ -162,6 +185,10 @@ class AsyncEngine:
             block_size=scheduler.kv_cache.spec.block_size,
             num_steps_total=core.num_steps,
             num_preemptions_total=counters.num_preemptions + scheduler.num_preemptions,
+            num_rows_by_segment=tuple(scheduler.num_rows),
+            num_reused_tokens_by_segment=tuple(scheduler.kv_cache.num_reused_tokens),
+            num_draft_tokens_total=counters.num_draft_tokens,
+            num_accepted_draft_tokens_total=counters.num_accepted_draft_tokens,
             num_prompt_tokens_total=counters.num_prompt_tokens,
             num_output_tokens_total=counters.num_output_tokens,
             num_requests_finished_total=counters.num_finished,
@@ -245,6 +272,12 @@ class AsyncEngine:
                 self._core.add(request)
             for serial in aborted:
                 self._core.abort(serial)
+            switches, self._switches = self._switches, []
+        for serial, tier in switches:
+            try:
+                self._core.switch_tier(serial, tier)
+            except RequestTooLargeError as error:
+                logger.warning("a request stays at its tier: %s", error)
         return True
 
     def _fail(self, error: Exception) -> None:
@@ -261,6 +294,7 @@ class AsyncEngine:
             serials = list(self._streams)
             self._arrived.clear()
             self._aborted.clear()
+            self._switches.clear()
             self._counters.num_preemptions += self._core.scheduler.num_preemptions
             self._core.reset()
         cause = f"{type(error).__name__}: {error}"
@@ -358,6 +392,9 @@ class AsyncEngine:
         if event.token_ids:
             counters.num_output_tokens += len(event.token_ids)
             counters.output_tokens_by_tier[event.tier] += len(event.token_ids)
+        if event.finish_reason is not None:
+            counters.num_draft_tokens += event.num_draft_tokens
+            counters.num_accepted_draft_tokens += event.num_accepted_draft_tokens
         if is_last:
             counters.num_finished += event.error is None
             counters.num_failed += event.error is not None

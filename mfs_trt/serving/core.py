@@ -195,7 +195,7 @@ class EngineCore:
             num_kv_blocks=self.engine.kv_spec.blocks_needed(
                 request.tier, request.num_final_tokens - 1
             ),
-            num_cached_tokens=request.num_cached_tokens,
+            num_reused_blocks=request.num_reused_blocks,
             num_draft_tokens=request.num_drafted,
             num_accepted_draft_tokens=request.num_drafts_accepted,
             first_scheduled_time_s=request.first_scheduled_time_s or 0.0,

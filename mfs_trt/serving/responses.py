@@ -68,6 +68,9 @@ class SequenceStream:
             first_token_time_ns=self.first_token_time_ns,
             last_token_time_ns=self.last_token_time_ns,
             num_kv_blocks=last.num_kv_blocks,
+            num_reused_blocks=last.num_reused_blocks,
+            num_draft_tokens=last.num_draft_tokens,
+            num_accepted_draft_tokens=last.num_accepted_draft_tokens,
         )
 
 

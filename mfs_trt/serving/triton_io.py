@@ -71,11 +71,24 @@ class OutputChunk:
     first_token_time_ns: int = 0
     last_token_time_ns: int = 0
     num_kv_blocks: int = 0  # held, over all segments
+    num_reused_blocks: int = 0  # of them, got from the prefix cache
+    num_draft_tokens: int = 0  # decided on so far, over all levels
+    num_accepted_draft_tokens: int = 0
 
 
 def is_stop_request(arrays: Mapping[str, np.ndarray]) -> bool:
     """Whether the request asks to cancel the running requests of its own id."""
     return "stop" in arrays and bool(np.any(arrays["stop"]))
+
+
+def read_switch(arrays: Mapping[str, np.ndarray]) -> str:
+    """The tier that the running requests of the request's own id are to move to; "": no switch.
+
+    Raises `InvalidRequestError`.
+    """
+    if "switch_tier" not in arrays:
+        return ""
+    return _decode("switch_tier", arrays["switch_tier"].flat[0])
 
 
 def parse_request(
@@ -146,8 +159,7 @@ def build_outputs(
 ) -> dict[str, np.ndarray]:
     """Arrays of one response, for the outputs in `requested` that this request's options ask for.
 
-    Shapes are [1, *dims]: a response belongs to one sequence of one row. Drafts and reused blocks
-    are 0: this version has none.
+    Shapes are [1, *dims]: a response belongs to one sequence of one row.
     """
     num = len(chunk.token_ids)
     outputs: dict[str, np.ndarray] = {
@@ -222,16 +234,17 @@ def _perf_outputs(chunk: OutputChunk) -> dict[str, np.ndarray]:
         "last_token_time_ns": chunk.last_token_time_ns,
     }
     counts = {
-        "kv_cache_alloc_new_blocks": chunk.num_kv_blocks,
-        "kv_cache_reused_blocks": 0,  # no request finds blocks of another
+        "kv_cache_alloc_new_blocks": max(0, chunk.num_kv_blocks - chunk.num_reused_blocks),
+        "kv_cache_reused_blocks": chunk.num_reused_blocks,
         "kv_cache_alloc_total_blocks": chunk.num_kv_blocks,
-        "total_accepted_draft_tokens": 0,  # nothing is drafted
-        "total_draft_tokens": 0,
+        "total_accepted_draft_tokens": chunk.num_accepted_draft_tokens,
+        "total_draft_tokens": chunk.num_draft_tokens,
     }
+    rate = chunk.num_accepted_draft_tokens / max(1, chunk.num_draft_tokens)
     return {
         **{name: np.array([[value]], np.int64) for name, value in times.items()},
         **{name: _int32([value]) for name, value in counts.items()},
-        "acceptance_rate": np.zeros((1, 1), np.float32),
+        "acceptance_rate": np.array([[rate]], np.float32),
     }
 
 
@@ -267,6 +280,7 @@ def _parse_row(
     params = SamplingParams(**groups[Use.SAMPLING])
     options = groups[Use.OPTION]
     options.pop("stop", None)
+    options.pop("switch_tier", None)
     prompt = PromptRequest(
         request_id=request_id,
         params=params,

@@ -153,6 +153,11 @@ INPUTS: tuple[InputSpec, ...] = (
     _same("tier", "STRING", _ONE, _REQUEST, field="tier"),
     _same("min_tier", "STRING", _ONE, _REQUEST, field="min_tier"),
     _same("max_tier", "STRING", _ONE, _REQUEST, field="max_tier"),
+    _same("switch_tier", "STRING", _ONE, _OPTION, field="switch_tier"),  # for a running request
+    _same("draft_tier", "STRING", _MANY, _REQUEST, field="draft_tiers"),
+    _same("num_speculative_tokens", "INT32", _ONE, _REQUEST, field="num_speculative_tokens"),
+    _same("reuse_prefix", "BOOL", _ONE, _REQUEST, field="reuse_prefix"),
+    _same("cache_salt", "STRING", _ONE, _REQUEST, field="cache_salt"),
     _same("priority", "INT32", _ONE, _REQUEST, field="priority"),
     _same("deadline_ms", "INT32", _ONE, _OPTION, field="deadline_ms"),
     # How the answer comes.

@@ -39,6 +39,7 @@ from mfs_trt.serving.triton_io import (
     check_parameters,
     is_stop_request,
     parse_request,
+    read_switch,
     read_timeout,
 )
 from mfs_trt.serving.triton_spec import TICKET
@@ -173,7 +174,12 @@ class Worker:
             return
         client_id = request.request_id()
         if is_stop_request(arrays):
-            self._stop(client_id, sender)
+            self._control(client_id, sender, "stop", self._cancel)
+            return
+        tier = read_switch(arrays)
+        if tier:
+            self._engine.family.tier_index(tier)  # an unknown one is the client's to hear of
+            self._control(client_id, sender, "switch_tier", partial(self._switch, tier))
             return
         parameters = json.loads(request.parameters() or "{}")
         check_parameters(parameters, self._config.ignored_parameters)
@@ -205,19 +211,27 @@ class Worker:
         if stream.is_cancelled:  # meanwhile, when the engine did not know it yet
             self._cancel(stream)
 
-    def _stop(self, client_id: str, sender: Any) -> None:
-        """Cancel all running requests of `client_id`; an unknown id is not an error."""
+    def _control(
+        self, client_id: str, sender: Any, name: str, act: Callable[[RequestStream], None]
+    ) -> None:
+        """`act` on all running requests of `client_id`; an unknown id is not an error."""
         if not client_id:
             pb = self._pb_utils
-            error = pb.TritonError("stop: expected a request id, got none", pb.TritonError.INTERNAL)
+            text = f"{name}: expected a request id, got none"
+            error = pb.TritonError(text, pb.TritonError.INTERNAL)
             sender.send(
                 pb.InferenceResponse(output_tensors=[], error=error), flags=self._final_flag
             )
             return
         for stream in self._dispatcher.open_streams():
             if stream.client_id == client_id:
-                self._cancel(stream)
+                act(stream)
         sender.send(flags=self._final_flag)
+
+    def _switch(self, tier: str, stream: RequestStream) -> None:
+        for row in stream.rows:
+            if row.is_open:
+                self._engine.switch_tier(row.request_id, tier)
 
     def _cancel(self, stream: RequestStream) -> None:
         stream.is_cancelled = True

@@ -14,13 +14,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
 import mfs_trt.serving.core as core_module
 import mfs_trt.serving.dispatcher as dispatcher_module
 import mfs_trt.serving.worker as worker_module
-from mfs_trt.sampling.sampler import Sample
+from mfs_trt.sampling.sampler import log_prob
 from mfs_trt.scheduler.scheduler import Scheduler
 from mfs_trt.serving.worker import Worker, start_engine
 
@@ -31,7 +30,7 @@ class TritonPythonModel:
         self._num_steps = self._num_rows = 0
         self._break(Scheduler, "schedule", "schedule")
         self._break(core_module, "prepare", "prepare")
-        self._break(core_module, "sample_rows", "sample")
+        self._break(core_module, "decide", "sample")
         self._break(dispatcher_module, "build_outputs", "respond", self._delay_response)
         self._follow_script()
         self._show_requests()
@@ -92,24 +91,21 @@ class TritonPythonModel:
             time.sleep(float(delay.read_text()))
 
     def _follow_script(self):
-        inner = core_module.sample_rows
+        inner = core_module.decide
 
-        def sample_rows(requests, output):
-            samples = inner(requests, output)
+        def decide(output, step_output, requests):
+            decisions = inner(output, step_output, requests)
             file = self._control / "script"
             if not file.exists():
-                return samples
+                return decisions
             script = json.loads(file.read_text())
-            parts = [part for part in output.logits if part is not None]
-            rows = np.concatenate([np.asarray(part, np.float64) for part in parts] or [[]])
-            for i, request in enumerate(requests):
-                token_id = script[request.num_output_tokens % len(script)]
-                peak = rows[i].max()
-                log_prob = rows[i][token_id] - peak - np.log(np.exp(rows[i] - peak).sum())
-                samples[i] = Sample(token_id, float(log_prob))
-            return samples
+            for i, decision in enumerate(decisions):
+                token_id = script[decision.request.num_output_tokens % len(script)]
+                log_probs = (log_prob(decision.logits[0], token_id),) if decision.log_probs else ()
+                decisions[i] = replace(decision, token_ids=(token_id,), log_probs=log_probs)
+            return decisions
 
-        core_module.sample_rows = sample_rows
+        core_module.decide = decide
 
     def _show_requests(self):
         inner = worker_module.parse_request

@@ -144,7 +144,8 @@ def queued(slow_server, **fields):
 def in_a_chunk_of_the_prompt(slow_server, **fields):
     """The first chunk is computed, the second is about to be."""
     slow_server.set("hold")
-    running = start(slow_server, **{**fields, "text_input": LONG_PROMPT, "max_tokens": 20})
+    asked = {**fields, "text_input": LONG_PROMPT, "max_tokens": 20, "reuse_prefix": False}
+    running = start(slow_server, **asked)
     _, rows = slow_server.work()
     slow_server.step()
     assert slow_server.work()[1] - rows == slow_server.max_num_batched_tokens

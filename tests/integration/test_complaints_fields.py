@@ -31,10 +31,12 @@ _VALUES = {
     "min_tier": [b"medium"],
     "max_tier": [b"medium"],
     "deadline_ms": [60_000],
+    "draft_tier": [b"small"],
+    "reuse_prefix": [False],
 }
 _TOKENS = ("input_ids", "input_lengths", "stop_words_list", "bad_words_list")
-# `stop` starts nothing (row 10), and a ticket is the server's own (`tickets`).
-SETTABLE = [spec for spec in INPUTS if spec.name not in ("stop", TICKET)]
+# `stop` and `switch_tier` start nothing, and a ticket is the server's own (`tickets`).
+SETTABLE = [spec for spec in INPUTS if spec.name not in ("stop", "switch_tier", TICKET)]
 
 
 def value_of(spec) -> np.ndarray:

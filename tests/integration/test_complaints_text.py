@@ -324,7 +324,7 @@ def test_row_44_nothing_is_sent_while_a_long_prompt_is_computed_in_chunks(
     running = stream(
         slow_server, "arrival_time_ns", "first_token_time_ns", "num_output_tokens",
         text_input=SENTENCE * 8, max_tokens=2, stream=is_streaming, ignore_eos=True,
-        return_perf_metrics=True, return_num_output_tokens=True,
+        return_perf_metrics=True, return_num_output_tokens=True, reuse_prefix=False,
     )  # fmt: skip
     num_prompt_tokens = len(slow_server.offline.tokenizer.encode(SENTENCE * 8))
     num_chunks = -(-num_prompt_tokens // budget)

@@ -14,6 +14,7 @@ from mfs_trt.checkpoint.trtllm import write_trtllm_checkpoint
 from mfs_trt.family.tiers import parse_tiers
 from mfs_trt.weights.convert import convert_checkpoint
 from mfs_trt.weights.store import WeightStore
+from mfs_trt.weights.tier import TierCheckpoint
 
 MODELS = [
     ("llama", {}),
@@ -52,7 +53,7 @@ def test_family_holds_every_parameter_of_the_model(hf_folder, tmp_path, architec
 @pytest.mark.parametrize(("architecture", "options"), MODELS, ids=IDS)
 def test_way_through_tensorrt_llm_keeps_every_bit(hf_folder, tmp_path, architecture, options, tp):
     first = convert(hf_folder(architecture, **options), tmp_path / "first")
-    write_trtllm_checkpoint(first, tmp_path / "trt", tp)
+    write_trtllm_checkpoint(TierCheckpoint(first, "large"), tmp_path / "trt", tp)
     second = convert(tmp_path / "trt", tmp_path / "second")
     assert second.spec.model == first.spec.model
     assert set(second.names()) == set(first.names())
@@ -63,7 +64,7 @@ def test_way_through_tensorrt_llm_keeps_every_bit(hf_folder, tmp_path, architect
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_way_through_tensorrt_llm_keeps_the_dtype(hf_folder, tmp_path, dtype):
     first = convert(hf_folder("qwen2"), tmp_path / "first", dtype=dtype)
-    write_trtllm_checkpoint(first, tmp_path / "trt", 2)
+    write_trtllm_checkpoint(TierCheckpoint(first, "large"), tmp_path / "trt", 2)
     assert convert(tmp_path / "trt", tmp_path / "second").spec.revision == first.spec.revision
 
 

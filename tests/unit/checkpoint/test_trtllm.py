@@ -11,6 +11,7 @@ from mfs_trt.errors import CheckpointError, ConfigError
 from mfs_trt.family.tiers import parse_tiers
 from mfs_trt.weights.convert import convert_checkpoint
 from mfs_trt.weights.store import WeightStore
+from mfs_trt.weights.tier import TierCheckpoint
 
 
 @pytest.fixture
@@ -20,7 +21,8 @@ def written(hf_folder, tmp_path):
     def write(tp=1, architecture="llama", **overrides):
         folder = hf_folder(architecture, num_hidden_layers=2, **overrides)
         convert_checkpoint(HfCheckpoint(folder), parse_tiers("1,2", 2), tmp_path / "family")
-        write_trtllm_checkpoint(WeightStore(tmp_path / "family"), tmp_path / "trt", tp)
+        tier = TierCheckpoint(WeightStore(tmp_path / "family"), "large")
+        write_trtllm_checkpoint(tier, tmp_path / "trt", tp)
         return folder, tmp_path / "trt"
 
     return write

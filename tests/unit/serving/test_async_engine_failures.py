@@ -25,7 +25,7 @@ def break_stage(served: Served, stage: str, monkeypatch) -> Callable[[], None]:
         "schedule": (core_module.Scheduler, "schedule"),
         "prepare": (core_module, "prepare"),
         "execute": (served.core.engine, "execute"),
-        "sample": (core_module, "sample_rows"),
+        "sample": (core_module, "decide"),
     }[stage]
 
     def fail(*_):

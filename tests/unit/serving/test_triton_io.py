@@ -49,6 +49,10 @@ SET_VALUES = {
     "tier": ("small", ("prompt", "tier", "small")),
     "min_tier": ("small", ("prompt", "min_tier", "small")),
     "max_tier": ("large", ("prompt", "max_tier", "large")),
+    "draft_tier": (["small", "medium"], ("prompt", "draft_tiers", ("small", "medium"))),
+    "num_speculative_tokens": (3, ("prompt", "num_speculative_tokens", 3)),
+    "reuse_prefix": (False, ("prompt", "reuse_prefix", False)),
+    "cache_salt": ("pepper", ("prompt", "cache_salt", "pepper")),
     "priority": (-2, ("prompt", "priority", -2)),
     "deadline_ms": (250, ("prompt", "deadline_s", 0.25)),
     "stream": (True, ("options", "is_streaming", True)),
@@ -57,7 +61,7 @@ SET_VALUES = {
     "return_num_input_tokens": (True, ("options", "wants_num_input_tokens", True)),
     "return_num_output_tokens": (True, ("options", "wants_num_output_tokens", True)),
 }
-PROMPTS = ("text_input", "messages", "input_ids", "input_lengths", TICKET, "stop")
+PROMPTS = ("text_input", "messages", "input_ids", "input_lengths", TICKET, "stop", "switch_tier")
 
 
 def tensor(name, value):

@@ -383,6 +383,10 @@ def test_metrics_follow_the_engine_and_the_finished_sequences(worker, engine, pb
     wait_until(lambda: pb_utils.metric(tokens[0], **tokens[1]).value == 40)
     engine.num_output_tokens = 45
     wait_until(lambda: pb_utils.metric(tokens[0], **tokens[1]).value == 45)
+    assert pb_utils.metric("mfs_rows_total", segment="0").value == 30
+    assert pb_utils.metric("mfs_reused_tokens_total", segment="0").value == 16
+    assert pb_utils.metric("mfs_draft_tokens_total").value == 8
+    assert pb_utils.metric("mfs_accepted_draft_tokens_total").value == 6
     block = "nv_trt_llm_kv_cache_block_metrics"
     values = {
         name: pb_utils.metric(block, kv_cache_block_type=name).value
