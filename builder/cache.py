@@ -9,6 +9,7 @@ import mfs_trt
 from mfs_trt.builder.build import build_engine
 from mfs_trt.builder.config import BuildConfig
 from mfs_trt.engine.manifest import MANIFEST_NAME as ENGINE_MANIFEST
+from mfs_trt.engine.manifest import EngineManifest
 from mfs_trt.engine.tensorrt_api import TARGETS as TENSORRT_TARGETS
 from mfs_trt.engine.tensorrt_api import load_api
 from mfs_trt.errors import EngineError
@@ -39,9 +40,19 @@ def resolve_engine(folder: Path | str, config: BuildConfig | None = None) -> Pat
     versions = mfs_trt.__version__, _backend_version(config.target)
     key = repr((str(folder.resolve()), load_family(folder).revision, asdict(config), versions))
     out = cache_folder() / hashlib.sha256(key.encode()).hexdigest()[:16]
-    if not (out / ENGINE_MANIFEST).exists():
+    if not _is_whole(out):
         build_engine(folder, out, config)
     return out
+
+
+def _is_whole(engine: Path) -> bool:
+    """Whether a kept engine can be used: there, and its plans as they were built."""
+    try:
+        for plan in EngineManifest.load(engine).plans:
+            plan.check(engine)
+    except EngineError:
+        return False
+    return True
 
 
 def _backend_version(target: str) -> str:

@@ -46,14 +46,15 @@ class FeatureStore:
     def reserve(self, request: Request, boundary: int, first: int, last: int, above: int) -> bool:
         """Room for the features of tokens `[first, last)`, which this step makes; ask, then do.
 
-        They go on where the kept ones end, or start anew where the segment above has come to,
-        `above`. False, with nothing changed, when the pool is full or tokens between are missing.
+        They go on where the kept ones end, or start anew: where none are kept, or where the segment
+        above has come to, `above`, and needs none of them. False, with nothing changed, when the
+        pool is full or tokens between are missing.
         Nothing is let go of here: this step may read it.
         """
         pool, size = self.pools[boundary], self._block_size
         kept = self._kept.get((request.request_id, boundary), _EMPTY)
         goes_on = kept.first <= first <= kept.last
-        if not goes_on and above < first:
+        if not goes_on and kept.first < kept.last and above < first:
             return False
         missing = [i for i in range(first // size, -(-last // size)) if i not in kept.blocks]
         if len(missing) > pool.num_free_frames or self._is_shared(kept, first):

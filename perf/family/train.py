@@ -40,6 +40,7 @@ TUNE = "--steps 500 --learning-rate 6e-4 --max-grad-norm 1 --seed 1"
 # name → (starts from, arguments)
 RUNS = {
     "base": ("random", f"{PRETRAIN} --tiers large=8"),
+    "untrained": ("base", f"--steps 1 --learning-rate 0 --schedule joint --tiers {TIERS}"),
     "joint": ("base", f"{TUNE} --schedule joint --tiers {TIERS}"),
     "joint-distill": ("base", f"{TUNE} --schedule joint --distill 0.5 --tiers {TIERS}"),
     "stepwise": ("base", f"{TUNE} --schedule stepwise --tiers {TIERS}"),

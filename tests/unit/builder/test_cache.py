@@ -76,3 +76,12 @@ def test_cache_lies_under_the_home_folder_without_xdg(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == tmp_path / ".cache" / "mfs-trt" / "engines"
+
+
+def test_a_kept_engine_with_a_damaged_plan_is_built_again(family):
+    engine = resolve_engine(family, BuildConfig(target="openvino"))
+    plan = engine / "segment_0.bin"
+    whole = plan.read_bytes()
+    plan.write_bytes(whole[:-1])
+    assert resolve_engine(family, BuildConfig(target="openvino")) == engine
+    assert plan.read_bytes() == whole

@@ -1,6 +1,5 @@
 """Losses chunk by chunk against the same losses in one piece."""
 
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -105,8 +105,8 @@ def test_the_anchor_keeps_the_top_tier_near_what_it_was():
     def moved(anchor_weight: float) -> float:
         model, original = trainable_model(), trainable_model().requires_grad_(False)
         config = training_config(
-                schedule="joint", num_steps=40, learning_rate=1e-3, anchor_weight=anchor_weight
-            )
+            schedule="joint", num_steps=40, learning_rate=1e-3, anchor_weight=anchor_weight
+        )
         trainer = Trainer(model, random_tokens(), config, ALONE, anchor=original)
         for _ in range(40):
             trainer.step()
