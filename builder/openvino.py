@@ -7,7 +7,6 @@ from math import gcd
 from pathlib import Path
 
 import openvino as ov
-import torch
 
 from mfs_trt.builder.config import BuildConfig
 from mfs_trt.builder.emitters.openvino import TABLE_ROWS, OpenVinoEmitter
@@ -17,8 +16,6 @@ from mfs_trt.errors import ConfigError
 from mfs_trt.family.spec import FamilySpec
 from mfs_trt.model_config import ModelConfig
 from mfs_trt.weights.store import WeightStore
-
-WEIGHT_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def build_plans(
@@ -30,13 +27,14 @@ def build_plans(
 ) -> tuple[PlanFile, ...]:
     """Write one plan a segment and one a distinct LM head; `on_plan` hears of each."""
     plans = []
+    fuses_mlp = config.dtype == "bfloat16"
     for segment in family.segments:
-        emitter = OpenVinoEmitter(family, store, WEIGHT_DTYPES[config.dtype])
+        emitter = OpenVinoEmitter(family, store, fuses_mlp=fuses_mlp)
         describe_segment(emitter, family, segment, config.limits.max_model_len)
         plans.append(_save(emitter, f"segment_{segment.index}", family, config, folder, on_plan))
     heads = dict.fromkeys(family.head_name(tier) for tier in range(len(family.tiers)))
     for i, weight_name in enumerate(heads):
-        emitter = OpenVinoEmitter(family, store, WEIGHT_DTYPES[config.dtype])
+        emitter = OpenVinoEmitter(family, store, fuses_mlp=fuses_mlp)
         describe_head(emitter, family, weight_name)
         plans.append(_save(emitter, f"head_{i}", family, config, folder, on_plan))
     return tuple(plans)

@@ -74,8 +74,8 @@ class LLM:
         is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
         several: Sequence[Any] = [prompts] if is_one else prompts
         keys = ["prompt" if isinstance(p, str) else "token_ids" for p in several]
-        prompts = [{key: p, **more} for key, p in zip(keys, several, strict=True)]
-        return self._run(prompts, params, tier)
+        fields = [{key: p, **more} for key, p in zip(keys, several, strict=True)]
+        return self._run(fields, params, tier)
 
     def chat(
         self,

@@ -103,8 +103,8 @@ class BlockPool:
         unique = {id(block): block for block in [*owned, *self._unused]}
         for key, block in unique.items():
             assert block.ref_count == counts.get(key, 0), (block, counts.get(key, 0))
-        for key, block in self._by_key.items():
-            assert block.key == key and id(block) in unique, block
+        for content, block in self._by_key.items():
+            assert block.key == content and id(block) in unique, block
         frames = [f for block in unique.values() for f in block.frames] + self._free
         assert len(frames) == len(set(frames)), "a frame has two owners"
         assert set(frames) == set(range(1, self.num_frames)), (
