@@ -15,6 +15,7 @@ from mfs_trt.errors import RequestTooLargeError
 from mfs_trt.kv_cache.manager import KVCacheManager
 from mfs_trt.request import FinishReason, Request, RequestStatus
 from mfs_trt.scheduler.output import Decided, SchedulerOutput, SegmentItems
+from mfs_trt.scheduler.pacing import Pacing
 from mfs_trt.scheduler.plan import Plan, level_to_run, make_plan
 from mfs_trt.scheduler.queue import WaitingQueue, rank
 
@@ -26,9 +27,13 @@ MAX_PASSES = 64  # times a request that does not fit may be passed before it blo
 class Scheduler:
     """Owns the queues and the counts of all requests; no tensors, no clocks."""
 
-    def __init__(self, limits: EngineLimits, kv_cache: KVCacheManager) -> None:
+    def __init__(
+        self, limits: EngineLimits, kv_cache: KVCacheManager, pacing: Pacing | None = None
+    ) -> None:
+        """`pacing` None: prompts take all rows that decodes leave."""
         self.limits = limits
         self.kv_cache = kv_cache
+        self.pacing = pacing
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue()
         self.running: list[Request] = []  # in rank order
@@ -119,9 +124,13 @@ class Scheduler:
     ) -> None:
         """Small gaps first: a long prompt takes what running decodes leave of the budget."""
         gaps = {id(r): r.num_computed_tokens[-1] < r.num_final_tokens - 1 for r in self.running}
+        are_decodes_planned = False
         for request in sorted(self.running, key=lambda r: gaps[id(r)]):
             if request.status is not RequestStatus.RUNNING:
                 continue  # a preemption earlier in this loop
+            if gaps[id(request)] and not are_decodes_planned:
+                are_decodes_planned = True
+                self._leave_time(rows_left)
             plan = self._plan(request, rows_left)
             if plan is None:
                 continue
@@ -133,6 +142,17 @@ class Scheduler:
                 self._preempt(victim, rows_left, plans, preempted)
             else:
                 self._take(plan, rows_left, plans)
+        if not are_decodes_planned:
+            self._leave_time(rows_left)
+
+    def _leave_time(self, rows_left: list[int]) -> None:
+        """What is left of the budget is for prompts: no more than running decodes can bear."""
+        if self.pacing is None:
+            return
+        budget = self.limits.max_num_batched_tokens
+        most = self.pacing.prompt_rows([budget - left for left in rows_left])
+        if most is not None:
+            rows_left[:] = [min(left, most) for left in rows_left]
 
     def _schedule_waiting(
         self, rows_left: list[int], plans: dict[str, Plan], preempted: list[str]

@@ -25,6 +25,7 @@ _FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "ticket_period_s": (int, float),
     "metrics_period_s": (int, float),
     "drain_timeout_s": (int, float),
+    "max_step_ms": (int, float),
     "excludes_input": (bool,),
     "ignored_parameters": (list,),
 }
@@ -42,6 +43,7 @@ class ServeConfig:
     ticket_period_s: float = 0.5  # the same for requests that came through an ensemble
     metrics_period_s: float = 1.0
     drain_timeout_s: float = 20.0  # how long unloading waits for running requests
+    max_step_ms: float = 0.0  # longest step that prompts may cause beside decodes; 0: by their own
     excludes_input: bool = False  # for requests that do not set exclude_input_in_output
     ignored_parameters: tuple[str, ...] = ()  # patterns of request parameters to ignore (fnmatch)
 
@@ -49,6 +51,8 @@ class ServeConfig:
         object.__setattr__(self, "ignored_parameters", tuple(self.ignored_parameters))
         if self.max_queue_size < 1:
             raise ConfigError(f"max_queue_size: expected at least 1, got {self.max_queue_size}")
+        if self.max_step_ms < 0:
+            raise ConfigError(f"max_step_ms: expected at least 0, got {self.max_step_ms}")
         for name in ("cancel_poll_s", "ticket_period_s", "metrics_period_s", "drain_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}: expected above 0, got {getattr(self, name)}")

@@ -16,6 +16,7 @@ from mfs_trt.kv_cache.manager import KVCacheManager
 from mfs_trt.request import FinishReason, PromptRequest, Request, TokenEvent
 from mfs_trt.scheduler.batch import prepare
 from mfs_trt.scheduler.output import SchedulerOutput
+from mfs_trt.scheduler.pacing import Pacing
 from mfs_trt.scheduler.scheduler import Scheduler
 from mfs_trt.scheduler.tier_policy import choose_draft_levels, choose_tier
 from mfs_trt.serving.decisions import Decision, cut, decide
@@ -29,8 +30,12 @@ class EngineCore:
     `tokenizer` None serves token ids only.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer | None, pacing: Pacing | None = None
+    ) -> None:
+        """`pacing`: keeps running decodes going while prompts are computed; None: does not."""
         self.engine = engine
+        self.pacing = pacing
         self.tokenizer = tokenizer
         self.family = engine.family
         self.limits = engine.limits
@@ -46,7 +51,7 @@ class EngineCore:
             self.limits.max_model_len,
             self.family.revision,
         )
-        self.scheduler = Scheduler(self.limits, kv_cache)
+        self.scheduler = Scheduler(self.limits, kv_cache, self.pacing)
         self._texts: dict[str, TextStream] = {}
 
     @property
@@ -141,6 +146,9 @@ class EngineCore:
         events = [self._event(d) for d in decisions if d.is_final]
         self.num_steps += 1
         self.last_step_duration_s = time.monotonic() - started
+        if self.pacing is not None:
+            rows = [0 if s is None else s.num_rows for s in step_input.segments]
+            self.pacing.cost.observe(rows, self.last_step_duration_s)
         return events
 
     def add_text(self, event: TokenEvent) -> TokenEvent:
@@ -272,9 +280,14 @@ def sequence_id(request_id: str, sequence_index: int) -> str:
     return f"{request_id}#{sequence_index}"
 
 
-def load_core(engine_dir: Path | str) -> EngineCore:
-    """Everything that serves an engine folder: engine, tokenizer, scheduler."""
+def load_core(engine_dir: Path | str, *, max_step_s: float | None = None) -> EngineCore:
+    """Everything that serves an engine folder: engine, tokenizer, scheduler.
+
+    `max_step_s`: longest step that prompts may cause beside running decodes; by default less than
+    twice a step of decodes alone.
+    """
     engine = load_engine(engine_dir)
     family_dir = Path(EngineManifest.load(engine_dir).family)
     has_tokenizer = any(family_dir.glob("tokenizer*"))
-    return EngineCore(engine, Tokenizer(family_dir) if has_tokenizer else None)
+    tokenizer = Tokenizer(family_dir) if has_tokenizer else None
+    return EngineCore(engine, tokenizer, Pacing(len(engine.family.segments), max_step_s=max_step_s))

@@ -326,7 +326,8 @@ def start_engine(config: ServeConfig) -> Any:
     from mfs_trt.serving.async_engine import AsyncEngine
     from mfs_trt.serving.core import load_core
 
-    engine = AsyncEngine(load_core(config.engine), max_queue_size=config.max_queue_size)
+    core = load_core(config.engine, max_step_s=config.max_step_ms / 1000 or None)
+    engine = AsyncEngine(core, max_queue_size=config.max_queue_size)
     engine.start()
     return engine
 

@@ -48,8 +48,8 @@ class TritonPythonModel:
     def _start_engine(self, config):
         load_core = core_module.load_core
 
-        def load_slow_core(folder):
-            core = load_core(folder)
+        def load_slow_core(folder, **settings):
+            core = load_core(folder, **settings)
             self._break(core.engine, "execute", "execute", self._delay)
             return core
 
