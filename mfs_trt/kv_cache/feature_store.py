@@ -21,6 +21,8 @@ class _Kept:
     first: int = 0
     last: int = 0
     blocks: dict[int, Block] = field(default_factory=dict)  # by number of the block of tokens
+    lowest: int = 0  # no block before this one is held
+    offered: int = 0  # blocks before this one are known to the cache, or not full
 
 
 _EMPTY = _Kept()
@@ -65,6 +67,9 @@ class FeatureStore:
             kept.blocks[i] = pool.allocate(1)
         if not goes_on or kept.first == kept.last:
             kept.first = first
+            kept.offered = -(-first // size)
+            if len(kept.blocks) == len(missing):
+                kept.lowest = first // size
         kept.last = last
         if missing:
             self._show(request, boundary, kept)
@@ -92,7 +97,7 @@ class FeatureStore:
         if self.end(request, boundary, gap[0]) >= gap[1]:
             return
         size = self._block_size
-        kept = _Kept(gap[0], gap[0])
+        kept = _Kept(gap[0], gap[0], lowest=gap[0] // size)
         for i in range(gap[0] // size, gap[1] // size):
             key = BlockKey(boundary, BASE_GROUP, chain.digests[i])
             block = self.pools[boundary].find(key)
@@ -100,6 +105,7 @@ class FeatureStore:
                 break
             kept.blocks[i] = self.pools[boundary].share(block)
             kept.last = (i + 1) * size
+        kept.offered = kept.last // size
         if kept.blocks:
             old = self._kept.pop((request.request_id, boundary), None)
             if old is not None:
@@ -115,22 +121,30 @@ class FeatureStore:
             kept = self._kept.get((request.request_id, boundary))
             if kept is None or not kept.blocks:
                 continue
-            num_final = min(kept.last, request.num_final_tokens)
-            if chain is not None:
+            full = min(kept.last, request.num_final_tokens) // size
+            if chain is not None and kept.offered < full:
                 chain.extend(request.token_ids, request.num_final_tokens)
-                for i, block in kept.blocks.items():
-                    is_full = kept.first <= i * size and (i + 1) * size <= num_final
-                    if is_full and block.key is None:
+                for i in range(kept.offered, full):
+                    block = kept.blocks[i]
+                    if block.key is None:
                         key = BlockKey(boundary, BASE_GROUP, chain.digests[i])
                         self.pools[boundary].register(block, key)
-            used = counts[boundary + 1] if boundary + 1 < len(counts) else 0
-            done = [i for i in kept.blocks if (i + 1) * size <= used]
-            for i in done:
-                self.pools[boundary].release(kept.blocks.pop(i))
-            if done:
-                kept.first = max(kept.first, (max(done) + 1) * size)
-                kept.last = max(kept.last, kept.first)
+                kept.offered = full
+            used = counts[boundary + 1] // size if boundary + 1 < len(counts) else 0
+            if used > kept.lowest:
+                self._release_before(kept, boundary, used)
                 self._show(request, boundary, kept)
+
+    def _release_before(self, kept: _Kept, boundary: int, used: int) -> None:
+        """Let go of the blocks before number `used`."""
+        for i in range(kept.lowest, used):
+            block = kept.blocks.pop(i, None)
+            if block is not None:
+                self.pools[boundary].release(block)
+        kept.lowest = used
+        kept.first = max(kept.first, used * self._block_size)
+        kept.last = max(kept.last, kept.first)
+        kept.offered = max(kept.offered, used)
 
     def show(self, request: Request) -> None:
         """Write the request's blocks into the tables: it has a row now."""
