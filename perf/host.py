@@ -2,7 +2,7 @@
 running requests.
 
 Both are timed inside the same steps of one core: mixed tiers in decode, block boundaries included.
-Sampling and the making of events are shown beside them.
+Deciding, which samples, is shown beside them.
 Usage: python perf/host.py FAMILY [--out FILE]
 """
 
@@ -21,7 +21,7 @@ from mfs_trt.engine.interface import EngineLimits
 from mfs_trt.engine.threads import wait_passively
 
 PROMPT_TOKENS = 24
-PARTS = ("schedule", "prepare", "update", "host", "sample", "events")
+PARTS = ("schedule", "prepare", "update", "host", "decide")
 
 
 class Stopwatch:
@@ -70,15 +70,14 @@ def measure(family: Path, num_running: int, num_steps: int) -> dict[str, list[fl
     watch.wrap(core.scheduler, "schedule", "schedule")
     watch.wrap(core.scheduler, "update", "update")
     watch.wrap(core.engine, "execute", "engine")
-    watch.wrap(core, "_events", "events")
-    watch.wrap(core_module, "sample_rows", "sample")
-    prepare = core_module.prepare
+    prepare, decide = core_module.prepare, core_module.decide
+    watch.wrap(core_module, "decide", "decide")
     watch.wrap(core_module, "prepare", "prepare")
     try:
         for _ in range(num_steps):
             core.step()
     finally:
-        core_module.prepare = prepare
+        core_module.prepare, core_module.decide = prepare, decide
     core.engine.close()
     return watch.parts
 
@@ -113,8 +112,7 @@ def main() -> None:
         "prepare",
         "update",
         "host",
-        "sample",
-        "events",
+        "decide",
         "engine",
         "host/engine",
     ]
