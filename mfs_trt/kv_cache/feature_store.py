@@ -34,6 +34,7 @@ class FeatureStore:
     def __init__(self, spec: KVCacheSpec, tables: BlockTables) -> None:
         num_blocks = max(1, spec.num_feature_slots // spec.block_size)
         self.pools = [BlockPool(num_blocks) for _ in spec.groups_per_segment[:-1]]
+        self.has_room = any(pool.num_usable_frames for pool in self.pools)  # features are kept
         self._block_size = spec.block_size
         self._tables = tables
         self._kept: dict[tuple[str, int], _Kept] = {}  # by request id and boundary
@@ -74,11 +75,6 @@ class FeatureStore:
         if missing:
             self._show(request, boundary, kept)
         return True
-
-    @property
-    def has_room(self) -> bool:
-        """Whether features are kept at all."""
-        return any(pool.num_usable_frames for pool in self.pools)
 
     def rewind(self, request: Request) -> None:
         """Tokens behind the request's counts are computed anew, and their features with them."""

@@ -67,7 +67,7 @@ def make_plan(
     """The request's rows of a step within `rows_left` per segment; None where it has none."""
     counts = request.num_computed_tokens
     goal = len(request.token_ids)
-    depth = request.levels[level]
+    depth = request.draft_levels[level] if level < len(request.draft_levels) else request.tier
     first = counts[: depth + 1]
     for s in range(depth - 1, -1, -1):
         if first[s + 1] < first[s]:

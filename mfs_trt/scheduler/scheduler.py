@@ -241,8 +241,10 @@ class Scheduler:
 
     def draft_lengths(self, request: Request) -> Sequence[int]:
         """Drafts that each level makes before the next one verifies them, all in one step."""
+        if not request.draft_levels:
+            return ()
         num_levels = len(request.draft_levels)
-        if num_levels == 0 or not self.kv_cache.features.has_room:
+        if not self.kv_cache.features.has_room:
             return (0,) * num_levels
         wanted = request.prompt_request.num_speculative_tokens
         most = (self.limits.max_num_batched_tokens - 1) // num_levels
@@ -320,7 +322,9 @@ class Scheduler:
         if stored_from > first:
             self.num_rows_again[s] += min(last, stored_from) - first
         saved_from = last
-        if s + 1 < self._num_segments and self.kv_cache.features.has_room:
+        if s < plan.depth and plan.last[s + 1] == last:
+            pass  # the segment above takes them all: the usual case
+        elif s + 1 < self._num_segments and self.kv_cache.features.has_room:
             counts = request.num_computed_tokens
             above = counts[s + 1] if s + 1 < len(counts) else 0
             if s < plan.depth:
