@@ -11,9 +11,8 @@ import logging
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from mfs_trt.errors import (
     DeadlineExceededError,
@@ -27,38 +26,13 @@ from mfs_trt.errors import (
 )
 from mfs_trt.request import PromptRequest, Request, TokenEvent
 from mfs_trt.serving.core import EngineCore
+from mfs_trt.serving.engine_stats import EngineCounters, EngineStats
 
 logger = logging.getLogger("mfs_trt")
 
 MAX_FAILED_STEPS = 3  # in a row, without one that works between: then the engine is unhealthy
 
 OnEvent = Callable[[TokenEvent], None]
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """A snapshot of counters and gauges."""
-
-    num_waiting: int
-    num_running: int
-    num_open_requests: int
-    num_frames_total: int
-    num_frames_used: int
-    block_size: int
-    num_steps_total: int
-    num_preemptions_total: int
-    num_rows_by_segment: tuple[int, ...]
-    num_reused_tokens_by_segment: tuple[int, ...]
-    num_draft_tokens_total: int
-    num_accepted_draft_tokens_total: int
-    num_prompt_tokens_total: int
-    num_output_tokens_total: int
-    num_requests_finished_total: int
-    num_requests_failed_total: int
-    output_tokens_by_tier: dict[str, int]
-    last_step_duration_s: float
-    is_healthy: bool
-    is_draining: bool
 
 
 @dataclass
@@ -68,18 +42,6 @@ class _Stream:
     request: PromptRequest  # as the caller made it
     on_event: OnEvent
     num_open_sequences: int
-
-
-@dataclass
-class _Counters:
-    num_prompt_tokens: int = 0
-    num_output_tokens: int = 0
-    num_finished: int = 0
-    num_failed: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_draft_tokens: int = 0
-    num_preemptions: int = 0  # of the schedulers before the present one
-    output_tokens_by_tier: Counter[str] = field(default_factory=Counter)
 
 
 class AsyncEngine:
@@ -101,7 +63,7 @@ class AsyncEngine:
         self._work = threading.Condition(self._lock)
         self._answered = threading.Condition(self._lock)
         self._responses: queue.SimpleQueue[TokenEvent | None] = queue.SimpleQueue()
-        self._counters = _Counters()
+        self._counters = EngineCounters()
         self._num_failed_steps = 0
         self._is_healthy = True
         self._is_stopping = False
@@ -172,29 +134,12 @@ class AsyncEngine:
         return True
 
     def stats(self) -> EngineStats:
-        core, counters = self._core, self._counters
-        scheduler = core.scheduler
         with self._lock:
             num_arrived, num_open = len(self._arrived), len(self._streams)
-        return EngineStats(
-            num_waiting=len(scheduler.waiting) + num_arrived,
-            num_running=len(scheduler.running),
+        return self._counters.stats(
+            self._core,
+            num_arrived=num_arrived,
             num_open_requests=num_open,
-            num_frames_total=scheduler.kv_cache.pool.num_usable_frames,
-            num_frames_used=scheduler.kv_cache.num_used_frames,
-            block_size=scheduler.kv_cache.spec.block_size,
-            num_steps_total=core.num_steps,
-            num_preemptions_total=counters.num_preemptions + scheduler.num_preemptions,
-            num_rows_by_segment=tuple(scheduler.num_rows),
-            num_reused_tokens_by_segment=tuple(scheduler.kv_cache.num_reused_tokens),
-            num_draft_tokens_total=counters.num_draft_tokens,
-            num_accepted_draft_tokens_total=counters.num_accepted_draft_tokens,
-            num_prompt_tokens_total=counters.num_prompt_tokens,
-            num_output_tokens_total=counters.num_output_tokens,
-            num_requests_finished_total=counters.num_finished,
-            num_requests_failed_total=counters.num_failed,
-            output_tokens_by_tier=dict(counters.output_tokens_by_tier),
-            last_step_duration_s=core.last_step_duration_s,
             is_healthy=self._is_healthy,
             is_draining=not self._is_accepting,
         )
@@ -295,7 +240,7 @@ class AsyncEngine:
             self._arrived.clear()
             self._aborted.clear()
             self._switches.clear()
-            self._counters.num_preemptions += self._core.scheduler.num_preemptions
+            self._counters.keep(self._core.scheduler)
             self._core.reset()
         cause = f"{type(error).__name__}: {error}"
         failure = EngineFailedError(f"engine step failed ({cause}); send the request again")
@@ -355,7 +300,7 @@ class AsyncEngine:
             is_last = event.error is not None or stream.num_open_sequences == 0
             if is_last:
                 self._release_id(event.request_id)
-        self._count(event, is_last)
+        self._counters.count(event, is_last)
         try:
             stream.on_event(replace(event, request_id=stream.request.request_id))
         except Exception:  # one broken callback must not stop the others' answers
@@ -386,16 +331,3 @@ class AsyncEngine:
             del self._streams[serial]
             self._work.notify()  # a stopping engine thread waits for the last one
             self._answered.notify_all()
-
-    def _count(self, event: TokenEvent, is_last: bool) -> None:
-        counters = self._counters
-        if event.token_ids:
-            counters.num_output_tokens += len(event.token_ids)
-            counters.output_tokens_by_tier[event.tier] += len(event.token_ids)
-        if event.finish_reason is not None:
-            counters.num_draft_tokens += event.num_draft_tokens
-            counters.num_accepted_draft_tokens += event.num_accepted_draft_tokens
-        if is_last:
-            counters.num_finished += event.error is None
-            counters.num_failed += event.error is not None
-            counters.num_prompt_tokens += event.num_prompt_tokens

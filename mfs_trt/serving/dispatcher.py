@@ -23,7 +23,7 @@ from mfs_trt.errors import (
 from mfs_trt.request import TokenEvent
 from mfs_trt.serving.metrics import FinishedSequence, WorkerMetrics
 from mfs_trt.serving.responses import RequestStream, RowStream, SequenceStream
-from mfs_trt.serving.triton_io import OutputChunk, build_outputs, echo_prompt
+from mfs_trt.serving.triton_responses import OutputChunk, build_outputs, echo_prompt
 
 logger = logging.getLogger(__name__)
 

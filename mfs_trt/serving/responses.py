@@ -16,7 +16,8 @@ import numpy as np
 from mfs_trt.errors import MfsError
 from mfs_trt.request import TokenEvent
 from mfs_trt.serving.tickets import TicketGate
-from mfs_trt.serving.triton_io import OutputChunk, ParsedRow
+from mfs_trt.serving.triton_requests import ParsedRow
+from mfs_trt.serving.triton_responses import OutputChunk
 
 
 class SequenceStream:

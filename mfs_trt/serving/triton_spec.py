@@ -4,7 +4,7 @@ it.
 `family` is the worker model. `ensemble`, `tensorrt_llm_bls` and `tensorrt_llm` carry the names that
 TensorRT-LLM's templates of the same names use; Triton server renames their tensors into the
 worker's. The rows generate every `config.pbtxt` (`triton_config`) and decide what a request may say
-(`triton_io`).
+(`triton_requests`).
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Use(Enum):
 
     SAMPLING = "sampling"  # a field of SamplingParams
     REQUEST = "request"  # a field of PromptRequest
-    OPTION = "option"  # a field of ResponseOptions, or read by `triton_io` itself
+    OPTION = "option"  # a field of ResponseOptions, or read by `triton_requests` itself
     NO_EFFECT = "no_effect"  # accepted with any value: `reason` says why nothing can depend on it
     REFUSED = "refused"  # an error by name, unless the value is neutral or empty
 

@@ -34,7 +34,7 @@ from mfs_trt.serving.dispatcher import Dispatcher, one_line
 from mfs_trt.serving.metrics import WorkerMetrics
 from mfs_trt.serving.responses import RequestStream
 from mfs_trt.serving.tickets import TicketGate
-from mfs_trt.serving.triton_io import (
+from mfs_trt.serving.triton_requests import (
     ParsedRow,
     check_parameters,
     is_stop_request,

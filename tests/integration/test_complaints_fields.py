@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mfs_trt.errors import MfsError, UnsupportedFieldError
-from mfs_trt.serving.triton_io import parse_request
+from mfs_trt.serving.triton_requests import parse_request
 from mfs_trt.serving.triton_spec import BLS, ENSEMBLE, INPUTS, TENSORRT_LLM, TICKET, Use
 from probes import generate_stream, post
 from streams import Stream

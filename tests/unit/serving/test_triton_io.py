@@ -6,16 +6,14 @@ import pytest
 from mfs_trt.errors import InvalidRequestError, UnsupportedFieldError
 from mfs_trt.request import FinishReason, PromptRequest
 from mfs_trt.sampling_params import SamplingParams
-from mfs_trt.serving.triton_io import (
-    OutputChunk,
+from mfs_trt.serving.triton_requests import (
     ParsedRow,
     ResponseOptions,
-    build_outputs,
     check_parameters,
-    echo_prompt,
     parse_request,
     read_word_list,
 )
+from mfs_trt.serving.triton_responses import OutputChunk, build_outputs, echo_prompt
 from mfs_trt.serving.triton_spec import BLS, ENSEMBLE, INPUTS, OUTPUTS, TICKET, Use
 
 NUMPY = {
