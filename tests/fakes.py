@@ -143,7 +143,7 @@ class FakePbUtils:
                     raise RuntimeError("metrics not supported")
                 self.name, self.kind = name, kind
 
-            def Metric(self, labels, buckets=None):  # noqa: N802 (Triton server's name)
+            def Metric(self, labels, buckets=None):
                 metric = FakeMetric(labels, buckets)
                 registry[self.name, tuple(sorted(labels.items()))] = metric
                 return metric

@@ -55,7 +55,7 @@ class Gate:
         self._is_open = threading.Event()
         self._is_open.set()
         self.entered = threading.Event()
-        core.engine.execute = self._wait  # type: ignore[method-assign]
+        core.engine.execute = self._wait
 
     def _wait(self, step):
         self.entered.set()

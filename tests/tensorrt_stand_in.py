@@ -105,11 +105,11 @@ class SymExprSetter(list):
     """The integers that go to the kernel between its inputs and its outputs."""
 
     @property
-    def nbSymExprs(self) -> int:  # noqa: N802 - TensorRT's name
+    def nbSymExprs(self) -> int:  # TensorRT's name
         return len(self)
 
     @nbSymExprs.setter
-    def nbSymExprs(self, count: int) -> None:  # noqa: N802
+    def nbSymExprs(self, count: int) -> None:
         self[:] = [None] * count
 
 

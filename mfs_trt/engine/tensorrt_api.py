@@ -57,10 +57,11 @@ class TensorRtApi:
     def new_logger(self) -> Any:
         """A logger that appends errors to `errors`; it must outlive what is made with it."""
         module, errors = self.module, self.errors
+        base: Any = module.ILogger
 
-        class Logger(module.ILogger):  # type: ignore[name-defined]
+        class Logger(base):
             def __init__(self) -> None:
-                module.ILogger.__init__(self)
+                base.__init__(self)
 
             def log(self, severity: Any, message: str) -> None:
                 if severity in (module.ILogger.ERROR, module.ILogger.INTERNAL_ERROR):

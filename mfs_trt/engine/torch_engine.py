@@ -4,6 +4,8 @@ What engines in torch share. How rows write and read the arena is their own (`_a
 leave a tier otherwise than by the model's own exit (`_exit_logits`).
 """
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from mfs_trt.model.blocks import Attend
 from mfs_trt.model.transformer import NestedModel
 
 
-class TorchEngine:
+class TorchEngine(ABC):
     """Runs segments from shallow to deep; every layer's keys and values live in the arena.
 
     `key_cache[i]`, `value_cache[i]`: [num_frames, kv_heads, block_size, head_dim] for the i-th
@@ -63,9 +65,9 @@ class TorchEngine:
     def close(self) -> None:
         self.key_cache, self.value_cache, self.features = [], [], []
 
+    @abstractmethod
     def _attend(self, segment: int, rows: SegmentInput) -> Attend:
         """How the segment's rows write their keys and values and see their requests' blocks."""
-        raise NotImplementedError
 
     def _exit_logits(self, segment: int, exit_rows: np.ndarray, x: Tensor) -> Tensor:
         """[num_exits, vocab_size] of rows of x [num_rows, hidden]."""

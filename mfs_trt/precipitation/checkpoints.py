@@ -111,7 +111,7 @@ def _like(parameter: Tensor, whole: Tensor) -> Tensor:
     if hasattr(parameter, "full_tensor"):
         from torch.distributed.tensor import distribute_tensor
 
-        return distribute_tensor(whole, parameter.device_mesh, parameter.placements)  # type: ignore[attr-defined]
+        return distribute_tensor(whole, parameter.device_mesh, parameter.placements)
     return whole.to(parameter.device)
 
 

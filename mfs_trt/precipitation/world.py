@@ -33,7 +33,7 @@ class World:
             from torch.distributed.fsdp import fully_shard
 
             mesh = init_device_mesh(self.device.type, (self.size,))
-            for layer in objective.model.layers:  # type: ignore[union-attr]
+            for layer in objective.model.layers:
                 fully_shard(layer, mesh=mesh)
             return fully_shard(objective, mesh=mesh)
         # Exits of tiers that a stage does not train take no part in its steps.
@@ -44,9 +44,9 @@ class World:
         if self.size == 1:
             return nullcontext()
         if self.shards:
-            module.set_requires_gradient_sync(is_last)  # type: ignore[operator]
+            module.set_requires_gradient_sync(is_last)
             return nullcontext()
-        return nullcontext() if is_last else module.no_sync()  # type: ignore[operator]
+        return nullcontext() if is_last else module.no_sync()
 
     def sum(self, values: Tensor) -> Tensor:
         """Summed over the processes, in place."""

@@ -1,4 +1,4 @@
-"""The trainings behind the family in `family/` and behind the table of `perf/family/compare.py`.
+"""The trainings behind the family in `family/` and behind the table of `perf/family_compare.py`.
 
 Each run is one `mfs-trt precipitate` command; runs that are done are passed over, an interrupted
 one goes on. Usage: python perf/family/train.py CORPUS_FOLDER RUNS_FOLDER [RUN …]

@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from mfs_trt.weights.store import WeightStore
+from probes import wait_until
 from trainings import write_texts, write_trainable_family
 
 SETTINGS = (
@@ -58,10 +58,7 @@ def test_a_killed_training_resumes_with_bit_equal_losses_and_weights(sources, tm
         stdout=subprocess.DEVNULL,
     )
     work = tmp_path / "cut.training"
-    deadline = time.monotonic() + 120
-    while not (work / "step-5").exists():
-        assert child.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until((work / "step-5").exists, timeout_s=120)
     child.send_signal(signal.SIGKILL)
     child.wait()
     assert not cut.exists()

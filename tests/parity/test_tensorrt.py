@@ -1,7 +1,5 @@
 """On a GPU: TensorRT's plans give the reference engine's numbers on the same step inputs."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,6 @@ from tiny_folders import build_tiny_engine, folder_family, write_tiny_family
 
 LIMITS = EngineLimits(max_num_seqs=6, max_num_batched_tokens=1024, max_model_len=128)
 IDS = np.random.default_rng(0).integers(0, 61, (6, 128)).astype(np.int32)
-MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx_bindings"}
 FAMILIES = {
     "llama, all biases, m = 1": folder_family((2, 4), qkv_bias=True, o_bias=True, mlp_bias=True),
     "mistral, windows, own head, m = 1, 1, 2": folder_family(
@@ -30,10 +27,10 @@ TOLERANCES = {"float32": (1e-3, 1e-4), "float16": (0.1, 0.02), "bfloat16": (0.6,
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(scope="module", params=MODULES)
+@pytest.fixture(
+    scope="module", params=["tensorrt-rtx", pytest.param("tensorrt", marks=pytest.mark.trt)]
+)
 def target(request) -> str:
-    if importlib.util.find_spec(MODULES[request.param]) is None:
-        pytest.skip(f"{MODULES[request.param]} is not installed")
     return request.param
 
 
@@ -90,8 +87,6 @@ def test_arena_holds_the_keys_and_values_of_the_reference(folder, target, tmp_pa
 
 
 def test_compiled_kernels_are_kept_for_the_next_load(folder, tmp_path):
-    if importlib.util.find_spec(MODULES["tensorrt-rtx"]) is None:
-        pytest.skip("TensorRT-RTX is not installed")
     built = build_tiny_engine(
         folder, tmp_path / "e", "tensorrt-rtx", dtype="float16", limits=LIMITS
     )

@@ -10,14 +10,12 @@ import pytest
 import torch
 
 from mfs_trt.errors import ConfigError, FamilyError
+from mfs_trt.evaluation.lm_eval_model import TierLM, sampling_params
 from mfs_trt.model.sequences import boundaries
 from mfs_trt.model.transformer import NestedModel
 from mfs_trt.weights.store import WeightStore
 from tiny_folders import folder_family, write_tiny_family
 from tiny_tokenizers import build_tokenizer
-
-pytest.importorskip("lm_eval")
-from mfs_trt.evaluation.lm_eval_model import TierLM, sampling_params  # noqa: E402
 
 DOCS = [
     {"question": "Hello world, how are", "choices": [" you today", " the stop"], "answer": 0},

@@ -2,7 +2,6 @@
 output shapes and types, aliases, kernels and launches.
 """
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -15,14 +14,9 @@ import torch
 from mfs_trt.plugins import registry
 from mfs_trt.plugins.triton_kernels.specialization import Specialization
 from plugin_builds import CASES
-from tensorrt_stand_in import PACKAGE
 
 TARGETS = (100,)  # where one kernel needs smaller tiles than asked for
 DTYPES = {"HALF": torch.float16, "INT32": torch.int32, "FLOAT": torch.float32}
-needs_bindings = pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_bindings") is None,
-    reason=f"{PACKAGE} is missing: pip install --no-deps {PACKAGE}",
-)
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +38,15 @@ def case(request, built):
     return CASES[name], built[request.param]
 
 
-@needs_bindings
 def test_every_plugin_of_the_table_is_built():
     named = {plugin for op in registry.OPERATORS.values() for plugin in op.plugins}
     assert named == {f"mfs::{case.plugin}" for case in CASES.values()}
 
 
-@needs_bindings
 def test_a_plugin_takes_the_types_it_is_called_with(case):
     assert case[1]["takes the types"]
 
 
-@needs_bindings
 def test_the_kernel_takes_inputs_then_integers_then_outputs(case):
     definition, result = case
     inputs, outputs = len(definition.inputs), len(result["outputs"])
@@ -63,14 +54,12 @@ def test_the_kernel_takes_inputs_then_integers_then_outputs(case):
     assert result["parameters"] == expected
 
 
-@needs_bindings
 def test_the_kernel_assembles_and_needs_no_more_shared_memory_than_any_launch_has(case):
     assert case[1]["assembles"]
     assert case[1]["shared"] <= 48 << 10
     assert case[1]["threads"] in (128, 256)
 
 
-@needs_bindings
 def test_kv_write_aliases_its_caches_and_nothing_else_aliases(built):
     for name, result in built.items():
         if name == "layers":
@@ -79,7 +68,6 @@ def test_kv_write_aliases_its_caches_and_nothing_else_aliases(built):
         assert result["aliases"] == wanted, name
 
 
-@needs_bindings
 def test_layers_of_an_operator_are_its_plugins_each_reading_the_one_before(built):
     added = built["layers"]
     assert {name: layers["plugins"] for name, layers in added.items()} == {
@@ -133,7 +121,6 @@ LAUNCHES = {
 }
 
 
-@needs_bindings
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_a_plugin_launches_as_the_launcher_on_torch_tensors_does(name, built, monkeypatch):
     launches = []

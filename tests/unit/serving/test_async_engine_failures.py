@@ -194,7 +194,7 @@ def test_engine_thread_sleeps_while_a_slow_callback_delays_shutdown(serve):
             release.set()  # it spins: let the test end
         return take_commands()
 
-    served.engine._take_commands = counted  # type: ignore[method-assign]
+    served.engine._take_commands = counted
     stopper = threading.Thread(target=served.engine.shutdown)
     stopper.start()
     release.wait(0.2)

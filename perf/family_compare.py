@@ -1,18 +1,17 @@
-"""The table of `train.py`'s runs: held-out loss per tier, and the gap to models trained alone.
+"""The table of `family/train.py`'s runs: held-out loss per tier, and the gap to models trained
+alone.
 
 Every run was evaluated on the same held-out sequences when it ended. A tier's gap is its loss over
 that of an independent model of the same depth with as many steps and tokens. Usage: python
-perf/family/compare.py RUNS_FOLDER [--out FILE]
+perf/family_compare.py RUNS_FOLDER [--out FILE]
 """
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from report import finish, show  # noqa: E402
+from report import finish, show
 
 TIERS = ("draft", "small", "medium", "large")
 ALONE = {"small": "alone-small", "medium": "alone-medium", "large": "top-only"}
