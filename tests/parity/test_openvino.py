@@ -11,6 +11,7 @@ import torch
 from mfs_trt.engine import load_engine
 from mfs_trt.engine.interface import Engine, EngineLimits
 from mfs_trt.engine.reference import ReferenceEngine
+from parity_families import FAMILIES, PLAIN
 from random_steps import RandomSteps
 from steps import Item, Steps, close, num_ties
 from tiny_folders import build_tiny_engine, folder_family, write_tiny_family
@@ -21,22 +22,6 @@ IDS = RANDOM.integers(0, 61, (6, 128)).astype(np.int32)
 MANY_LIMITS = EngineLimits(max_num_seqs=65, max_num_batched_tokens=130, max_model_len=64)
 MANY_IDS = RANDOM.integers(0, 61, (65, 64)).astype(np.int32)
 
-FAMILIES = {
-    "llama, all biases, m = 1": folder_family((2, 4), qkv_bias=True, o_bias=True, mlp_bias=True),
-    "mistral, windows, own head, m = 1, 1, 2": folder_family(
-        (1, 2, 4), (0,), "mistral", sliding_window=40, windowed_layers=(0, 1, 2, 3)
-    ),
-    "qwen2, some windows, own heads, m = 1, 3": folder_family(
-        (1, 4), (0, 1), "qwen2", qkv_bias=True, sliding_window=9, windowed_layers=(1, 3)
-    ),
-    "qwen3, tied head, m = 1": folder_family(
-        (2, 4, 6), (), "qwen3", qk_norm=True, tie_word_embeddings=True
-    ),
-    "qwen3, tied and own head, m = 2, 1": folder_family(
-        (2, 3), (0,), "qwen3", qk_norm=True, tie_word_embeddings=True
-    ),
-    "llama, one tier": folder_family((3,)),
-}
 needs_bfloat16 = pytest.mark.skipif(
     "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"),
     reason="this CPU does not compute in bfloat16",
@@ -47,7 +32,6 @@ KV_DTYPES = [
     pytest.param("bfloat16", "", marks=needs_bfloat16),
     pytest.param("bfloat16", "uint8", marks=needs_bfloat16),
 ]
-PLAIN = "mistral, windows, own head, m = 1, 1, 2"
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import torch
 from mfs_trt.builder.emitters.tensorrt import TensorRtEmitter
 from mfs_trt.engine import load_engine
 from mfs_trt.engine.interface import EngineLimits
+from parity_families import FAMILIES, PLAIN
 from random_steps import RandomSteps
 from steps import Steps, close, num_ties
 from tensorrt_rig import evaluated_engine, rtx_config
@@ -18,24 +19,6 @@ TOLERANCE = 5e-5  # of fp32 logits and hidden states, whose standard deviation i
 RANDOM = np.random.default_rng(0)
 LIMITS = EngineLimits(max_num_seqs=6, max_num_batched_tokens=1024, max_model_len=128)
 IDS = RANDOM.integers(0, 61, (6, 128)).astype(np.int32)
-
-FAMILIES = {
-    "llama, all biases, m = 1": folder_family((2, 4), qkv_bias=True, o_bias=True, mlp_bias=True),
-    "mistral, windows, own head, m = 1, 1, 2": folder_family(
-        (1, 2, 4), (0,), "mistral", sliding_window=40, windowed_layers=(0, 1, 2, 3)
-    ),
-    "qwen2, some windows, own heads, m = 1, 3": folder_family(
-        (1, 4), (0, 1), "qwen2", qkv_bias=True, sliding_window=9, windowed_layers=(1, 3)
-    ),
-    "qwen3, tied head, m = 1": folder_family(
-        (2, 4, 6), (), "qwen3", qk_norm=True, tie_word_embeddings=True
-    ),
-    "qwen3, tied and own head, m = 2, 1": folder_family(
-        (2, 3), (0,), "qwen3", qk_norm=True, tie_word_embeddings=True
-    ),
-    "llama, one tier": folder_family((3,)),
-}
-PLAIN = "mistral, windows, own head, m = 1, 1, 2"
 
 
 @pytest.fixture(scope="module")
