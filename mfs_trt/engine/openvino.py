@@ -4,7 +4,7 @@ One plan a segment, one a distinct LM head. A plan takes numpy arrays without co
 arena is bound by address once and never moves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import openvino as ov
 
 from mfs_trt.engine.interface import EngineLimits, KVCacheSpec, SegmentInput, StepInput, StepOutput
 from mfs_trt.engine.manifest import EngineManifest
+from mfs_trt.engine.openvino_inputs import BoundInputs
 from mfs_trt.engine.openvino_plans import CompiledPlans, compile_plans
 from mfs_trt.errors import EngineError
 from mfs_trt.family.spec import FamilySpec
@@ -26,6 +27,21 @@ class _ExitRows:
 
     tier: int
     hidden: np.ndarray  # [num_exits, hidden]
+
+
+class _Plan:
+    """A compiled plan with inputs that stay bound and one output."""
+
+    def __init__(self, compiled: ov.CompiledModel, output: str) -> None:
+        self.request = compiled.create_infer_request()
+        self.inputs = BoundInputs(self.request)
+        self._output = output
+
+    def run(self, arrays: Mapping[str, np.ndarray]) -> ov.Tensor:
+        """The output's own memory, valid until the next run."""
+        self.inputs.write(arrays)
+        self.request.infer(share_outputs=True)  # else every output is copied
+        return self.request.get_tensor(self._output)
 
 
 class OpenVinoEngine:
@@ -59,17 +75,16 @@ class OpenVinoEngine:
             raise EngineError(
                 f"memory: expected room for a KV arena of {kv_spec.nbytes} bytes: {error}"
             ) from None
-        self._segments = [self._bind(plan, s) for s, plan in enumerate(plans.segments)]
-        self._embedding = embedding
-        self._segments[0].set_tensor(EMBEDDING, _bound(embedding))
-        self._heads = {name: plan.create_infer_request() for name, plan in plans.heads.items()}
-        self._gains = ov.Tensor(np.ascontiguousarray(gains, np.float32))
         hidden_size = family.model.hidden_size
-        self._no_rows = ov.Tensor(np.zeros((1, hidden_size), np.float32))
         self.features = [
             np.zeros((max(1, kv_spec.num_feature_slots), hidden_size), np.float32)
             for _ in family.tiers[:-1]
         ]
+        self._no_rows = ov.Tensor(np.zeros((1, hidden_size), np.float32))
+        self._embedding = embedding
+        self._gains = np.ascontiguousarray(gains, np.float32)
+        self._segments = [self._segment(plan, s) for s, plan in enumerate(plans.segments)]
+        self._heads = {name: self._head(plan) for name, plan in plans.heads.items()}
 
     @classmethod
     def load(cls, folder: Path, manifest: EngineManifest) -> "OpenVinoEngine":
@@ -101,19 +116,26 @@ class OpenVinoEngine:
     def close(self) -> None:
         self._segments, self._heads, self.arena, self.features = [], {}, [], []
 
-    def _bind(self, plan: ov.CompiledModel, segment: int) -> ov.InferRequest:
-        request = plan.create_infer_request()
+    def _segment(self, compiled: ov.CompiledModel, segment: int) -> "_Plan":
+        plan = _Plan(compiled, "hidden")
         for group in range(self.kv_spec.groups_per_segment[segment]):
             for i, (key, value) in enumerate(self.arena):
-                request.set_tensor(f"key_cache.{group}.{i}", key.bound)
-                request.set_tensor(f"value_cache.{group}.{i}", value.bound)
-        return request
+                plan.inputs.bind(f"key_cache.{group}.{i}", key.bound)
+                plan.inputs.bind(f"value_cache.{group}.{i}", value.bound)
+        if segment == 0:
+            plan.inputs.bind(EMBEDDING, _bound(self._embedding))
+        return plan
+
+    def _head(self, compiled: ov.CompiledModel) -> "_Plan":
+        plan = _Plan(compiled, "logits")
+        plan.inputs.bind("gains", ov.Tensor(self._gains, shared_memory=True))
+        return plan
 
     def _run_segment(
         self, segment: int, rows: SegmentInput, input_ids: np.ndarray, below: ov.Tensor | None
     ) -> ov.Tensor:
         """Returns the plan's own output, valid until the segment runs again."""
-        request = self._segments[segment]
+        plan = self._segments[segment]
         tables = self._private_tables(rows)
         arrays = _attention_inputs(rows, tables, self.kv_spec.block_size)
         arrays["positions"] = rows.positions
@@ -121,12 +143,10 @@ class OpenVinoEngine:
             arrays["input_ids"] = input_ids
         else:
             arrays["source_rows"] = rows.source_rows
-            arrays["features"] = self.features[segment - 1]
-            request.set_tensor("below", self._no_rows if below is None else below)
-        for name, array in arrays.items():
-            request.set_tensor(name, ov.Tensor(array, shared_memory=True))
-        request.infer()
-        return request.get_tensor("hidden")
+            features = ov.Tensor(self.features[segment - 1], shared_memory=True)
+            plan.inputs.bind("features", features)
+            plan.inputs.bind("below", self._no_rows if below is None else below)
+        return plan.run(arrays)
 
     def _private_tables(self, rows: SegmentInput) -> np.ndarray:
         """Block tables [num_reqs, max_blocks, m] through which the operator may write.
@@ -163,15 +183,8 @@ class OpenVinoEngine:
             if not mine:
                 continue
             tiers = np.repeat([e.tier for e in mine], [len(e.hidden) for e in mine])
-            arrays = {
-                "rows": np.concatenate([e.hidden for e in mine]),
-                "tiers": tiers.astype(np.int32),
-            }
-            for key, array in arrays.items():
-                head.set_tensor(key, ov.Tensor(array, shared_memory=True))
-            head.set_tensor("gains", self._gains)
-            head.infer()
-            rows, begin = head.get_tensor("logits").data, 0
+            hidden = np.concatenate([e.hidden for e in mine])
+            rows, begin = head.run({"rows": hidden, "tiers": tiers.astype(np.int32)}).data, 0
             for e in mine:
                 logits[e.tier] = rows[begin : begin + len(e.hidden)]
                 begin += len(e.hidden)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import shutil
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from mfs_trt.engine import load_engine, openvino_attention, openvino_plans
 from mfs_trt.engine.manifest import EngineManifest
 from mfs_trt.engine.openvino import OpenVinoEngine
+from mfs_trt.engine.openvino_inputs import BoundInputs
 from mfs_trt.errors import EngineError, FamilyError, MfsError
 from steps import Steps
 from tiny_folders import build_tiny_engine, folder_family, write_tiny_family
@@ -183,46 +185,38 @@ def test_arena_is_counted_in_the_bytes_that_it_takes(built, tmp_path, kv_dtype, 
 
 
 def test_engine_binds_every_input_of_every_plan_by_name(built, monkeypatch):
+    bound: dict[BoundInputs, set[str]] = defaultdict(set)
+    bind = BoundInputs.bind
+
+    def remember(inputs, name, tensor):
+        bound[inputs].add(name)
+        bind(inputs, name, tensor)
+
+    monkeypatch.setattr(BoundInputs, "bind", remember)
     engine = load_engine(built[1])
-    bound: dict[str, set[str]] = {}
-
-    class Spy:
-        """An infer request whose names are remembered."""
-
-        def __init__(self, request, names: set[str]) -> None:
-            self._request, self._names = request, names
-
-        def set_tensor(self, name, tensor):
-            self._names.add(name)
-            self._request.set_tensor(name, tensor)
-
-        def __getattr__(self, name):
-            return getattr(self._request, name)
-
-    requests = {f"segment_{s}": r for s, r in enumerate(engine._segments)}
-    requests.update(engine._heads)
-    expected = {
-        name: {port.any_name for port in request.model_inputs} for name, request in requests.items()
-    }
-    for s, request in enumerate(engine._segments):
-        bound[f"segment_{s}"] = {
-            f"{kind}.{group}.0"
-            for kind in ("key_cache", "value_cache")
-            for group in range(FAMILY.groups_per_segment[s])
-        }
-        engine._segments[s] = Spy(request, bound[f"segment_{s}"])
-    bound["segment_0"].add("embed_tokens.weight")  # once, when it is loaded
-    for name, request in engine._heads.items():
-        bound[name] = set()
-        engine._heads[name] = Spy(request, bound[name])
     Steps(engine, np.zeros((1, 32), np.int32)).step((0, 0, 5))
-    assert bound == expected
+    plans = [*engine._segments, *engine._heads.values()]
+    assert len(plans) == 2 * len(FAMILY.tiers)  # each has a head of its own
+    for plan in plans:
+        assert bound[plan.inputs] == {port.any_name for port in plan.request.model_inputs}
+
+
+def test_an_input_whose_shape_stays_keeps_its_memory_and_takes_the_new_values(built):
+    inputs = load_engine(built[1])._segments[0].inputs
+    arrays = [np.arange(3, dtype=np.int32) + i for i in range(3)]
+    inputs.write({"positions": arrays[0]})
+    first = inputs._request.get_tensor("positions").data
+    inputs.write({"positions": arrays[1]})
+    assert first.tolist() == inputs._request.get_tensor("positions").data.tolist() == [1, 2, 3]
+    assert arrays[0].tolist() == [0, 1, 2]  # the caller's own is not written
+    inputs.write({"positions": np.zeros(5, np.int32)})
+    assert inputs._request.get_tensor("positions").data.tolist() == [0] * 5
 
 
 def test_threads_are_those_that_the_operator_set(built, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     engine = load_engine(built[1])
-    plan = engine._segments[0].get_compiled_model()
+    plan = engine._segments[0].request.get_compiled_model()
     assert plan.get_property("INFERENCE_NUM_THREADS") == 1
 
 
