@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from mfs_trt.builder.config import ITEM_SIZES, BuildConfig
+from mfs_trt.builder.config import BuildConfig
+from mfs_trt.dtypes import item_size
 from mfs_trt.engine.manifest import MANIFEST_NAME, EngineManifest
 from mfs_trt.engine.tensorrt_api import TARGETS as TENSORRT_TARGETS
 from mfs_trt.errors import ConfigError, EngineError
@@ -42,7 +43,7 @@ def build_engine(
         weight_format=config.weight_format,
     )
     # 8-bit caches hold scales as well, whose size the compiled plan knows: loading counts them.
-    itemsize = 1 if config.kv_dtype == "uint8" else ITEM_SIZES[config.kv_dtype or config.dtype]
+    itemsize = 1 if config.kv_dtype == "uint8" else item_size(config.kv_dtype or config.dtype)
     manifest.kv_spec(family, manifest.layer_nbytes(family, itemsize))
     if out.exists() and not _is_replaceable(out):
         raise EngineError(f"{out}: expected an empty or an engine folder, got something else")
@@ -86,13 +87,21 @@ def _with_tensorrt_plans(
     on_plan: Callable[[str], None],
 ) -> EngineManifest:
     from mfs_trt.builder.tensorrt import build_plans, built_for, load_target
+    from mfs_trt.builder.tensorrt_ways import choose_way
 
     api = load_target(config)
     gpus = built_for(api, config)
-    kv_spec = manifest.kv_spec(family, manifest.layer_nbytes(family, ITEM_SIZES[config.dtype]))
+    way = choose_way(api, family, config, gpus)
+    kv_spec = manifest.kv_spec(family, manifest.layer_nbytes(family, item_size(config.dtype)))
     store = WeightStore(manifest.family)
-    plans = build_plans(api, family, store, config, kv_spec, folder, on_plan)
-    return replace(manifest, plans=plans, backend_version=api.version, compute_capabilities=gpus)
+    plans = build_plans(api, family, store, config, kv_spec, way, folder, on_plan)
+    return replace(
+        manifest,
+        plans=plans,
+        backend_version=api.version,
+        compute_capabilities=gpus,
+        attention=way.name,
+    )
 
 
 def _is_replaceable(folder: Path) -> bool:

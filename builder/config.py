@@ -3,15 +3,11 @@
 import re
 from dataclasses import dataclass
 
+from mfs_trt.builder.weight_formats import WEIGHT_FORMATS, check_gpus
 from mfs_trt.engine.interface import EngineLimits
 from mfs_trt.errors import ConfigError
 
-TARGETS = ("openvino", "reference", "tensorrt", "tensorrt-rtx", "cuda")
-PLANNED_TARGETS = {  # target → what it lacks
-    "tensorrt-llm": "it needs the GPTAttention plugin of tensorrt-llm 1.x; convert reads its "
-    "checkpoints",
-}
-ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}  # bytes per element
+TARGETS = ("openvino", "reference", "tensorrt", "tensorrt-rtx", "tensorrt-llm", "cuda")
 GIB = 1 << 30
 
 # Per target, what each setting may be; the empty string is "the same as dtype".
@@ -20,22 +16,38 @@ _CHOICES: dict[str, dict[str, tuple[str | int, ...]]] = {
         "dtype": ("float32", "bfloat16", "float64"),
         "kv_dtype": ("",),
         "weight_format": ("",),
+        "attention": ("",),
     },
     "openvino": {
         "dtype": ("float32", "bfloat16"),
         "kv_dtype": ("", "float32", "bfloat16", "uint8"),
         "weight_format": ("", "int8", "int4"),
+        "attention": ("",),
         "block_size": (32,),  # the only one that OpenVINO's CPU plugin takes
     },
-    **dict.fromkeys(
-        ("tensorrt", "tensorrt-rtx", "cuda"),
-        {
+    **{
+        target: {
             "dtype": ("float16", "bfloat16", "float32"),
             "kv_dtype": ("",),
-            "weight_format": ("",),
-        },
-    ),
+            "weight_format": weight_formats,
+            "attention": attention,
+        }
+        for target, weight_formats, attention in (
+            ("tensorrt", ("", *WEIGHT_FORMATS), ("", "portable", "plugin")),
+            ("tensorrt-rtx", ("", *WEIGHT_FORMATS), ("", "portable")),
+            ("cuda", ("",), ("",)),
+        )
+    },
+    "tensorrt-llm": {
+        "dtype": ("float16", "bfloat16"),
+        "kv_dtype": ("",),
+        "weight_format": ("",),
+        "attention": ("",),
+    },
 }
+
+# Why a target does not take what others do, where that is not plain.
+_REASONS = {("tensorrt-rtx", "attention"): "networks of tensorrt_rtx_bindings take no plugins"}
 
 
 @dataclass(frozen=True)
@@ -48,23 +60,21 @@ class BuildConfig:
     memory_nbytes: int = GIB  # of the KV arena
     limits: EngineLimits = EngineLimits()
     kv_dtype: str = ""  # dtype when empty; openvino also: uint8
-    weight_format: str = ""  # dtype when empty; openvino: int8, int4
+    weight_format: str = ""  # dtype when empty; int8, int4; tensorrt, tensorrt-rtx: fp8
     compute_capabilities: tuple[str, ...] = ()  # tensorrt-rtx: sm80, …; its own choice when empty
+    attention: str = ""  # tensorrt: portable, plugin; plugin where the module can when empty
 
     def __post_init__(self) -> None:
-        if self.target in PLANNED_TARGETS:
-            raise ConfigError(
-                f"target: {self.target!r} is not built by this version: "
-                f"{PLANNED_TARGETS[self.target]}; expected {', '.join(TARGETS)}"
-            )
         if self.target not in TARGETS:
             raise ConfigError(f"target: expected {', '.join(TARGETS)}, got {self.target!r}")
         for name, known in _CHOICES[self.target].items():
             value = getattr(self, name)
             if value not in known:
                 expected = ", ".join(str(k) for k in known if k) or "none"
+                reason = _REASONS.get((self.target, name))
                 raise ConfigError(
                     f"{name}: expected {expected} for target {self.target}, got {value!r}"
+                    + (f" ({reason})" if reason else "")
                     + _targets_that_take(name, value)
                 )
         if self.target == "openvino" and self.kv_dtype not in ("", self.dtype, "uint8"):
@@ -95,6 +105,8 @@ class BuildConfig:
         for name in self.compute_capabilities:
             if not re.fullmatch(r"sm\d{2,3}", name):
                 raise ConfigError(f"compute_capabilities: expected names as sm86, got {name!r}")
+        if self.target == "tensorrt-rtx":
+            check_gpus(self.weight_format, self.target, self.compute_capabilities)
 
 
 def _targets_that_take(name: str, value: str | int) -> str:

@@ -83,6 +83,14 @@ class Emitter(Protocol[Tensor]):
         """
         ...
 
+    def tier_exit(self, rows: Tensor, tiers: Tensor, gains: Tensor, eps: float) -> Tensor:
+        """Rows that leave the model, normalised with the gain of their tier.
+
+        rows [num_rows, hidden], tiers [num_exits] int32, gains [num_tiers, hidden] → [num_exits,
+        hidden]. A backend whose rows are more than the exits reads which they are.
+        """
+        ...
+
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) * up."""
         ...

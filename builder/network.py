@@ -36,12 +36,13 @@ def describe_segment(
 def describe_head(emit: Emitter[Tensor], family: FamilySpec, weight_name: str) -> None:
     """One LM head, for the exits of all tiers that share it.
 
-    Inputs: `rows` [num_exits, hidden], `gains` [num_tiers, hidden], `tiers` [num_exits] int32:
-    whose gain each row takes. Output: `logits` [num_exits, vocab_size].
+    Inputs: `rows` [num_rows, hidden], `gains` [num_tiers, hidden], `tiers` [num_exits] int32: whose
+    gain each exit takes; and what the backend's exit reads. Output: `logits` [num_exits,
+    vocab_size].
     """
     model = family.model
     rows = emit.input("rows", "activation", (-1, model.hidden_size))
     gains = emit.input("gains", "activation", (len(family.tiers), model.hidden_size))
-    gain = emit.gather_rows(gains, emit.input("tiers", "int32", (-1,)))
-    x = emit.rms_norm(rows, gain, model.rms_norm_eps)
+    tiers = emit.input("tiers", "int32", (-1,))
+    x = emit.tier_exit(rows, tiers, gains, model.rms_norm_eps)
     emit.output("logits", emit.linear(x, emit.weight(weight_name), None))

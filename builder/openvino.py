@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from math import gcd
 from pathlib import Path
 
@@ -27,14 +28,20 @@ def build_plans(
 ) -> tuple[PlanFile, ...]:
     """Write one plan a segment and one a distinct LM head; `on_plan` hears of each."""
     plans = []
-    fuses_mlp = config.dtype == "bfloat16"
+    make_emitter = partial(
+        OpenVinoEmitter,
+        family,
+        store,
+        fuses_mlp=config.dtype == "bfloat16",
+        has_bf16_weights=not config.weight_format and "bfloat16" in (config.dtype, family.dtype),
+    )
     for segment in family.segments:
-        emitter = OpenVinoEmitter(family, store, fuses_mlp=fuses_mlp)
+        emitter = make_emitter()
         describe_segment(emitter, family, segment, config.limits.max_model_len)
         plans.append(_save(emitter, f"segment_{segment.index}", family, config, folder, on_plan))
     heads = dict.fromkeys(family.head_name(tier) for tier in range(len(family.tiers)))
     for i, weight_name in enumerate(heads):
-        emitter = OpenVinoEmitter(family, store, fuses_mlp=fuses_mlp)
+        emitter = make_emitter()
         describe_head(emitter, family, weight_name)
         plans.append(_save(emitter, f"head_{i}", family, config, folder, on_plan))
     return tuple(plans)

@@ -1,5 +1,6 @@
 """TensorRT plans: the description emitted, built for the GPUs asked for, one file a plan."""
 
+import gc
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,10 +12,12 @@ from mfs_trt.builder.config import BuildConfig
 from mfs_trt.builder.emitters.tensorrt import TensorRtEmitter
 from mfs_trt.builder.network import describe_head, describe_segment
 from mfs_trt.builder.profiles import make_profiles
+from mfs_trt.builder.tensorrt_ways import Way
+from mfs_trt.builder.weight_formats import check_gpus
 from mfs_trt.engine.interface import KVCacheSpec
 from mfs_trt.engine.manifest import PlanFile
-from mfs_trt.engine.tensorrt_api import TensorRtApi, load_api
-from mfs_trt.engine.tensorrt_inputs import num_scratch_frames
+from mfs_trt.engine.tensorrt_api import TensorRtApi, load_api, no_collection
+from mfs_trt.engine.tensorrt_inputs import make_inputs
 from mfs_trt.errors import ConfigError, EngineError
 from mfs_trt.family.spec import FamilySpec
 from mfs_trt.weights.store import WeightStore
@@ -39,13 +42,16 @@ class TensorRtBuilder:
         store: WeightStore,
         config: BuildConfig,
         kv_spec: KVCacheSpec,
+        way: Way,
     ) -> None:
-        num_frames = kv_spec.num_frames + num_scratch_frames(config.limits, config.block_size)
         self._api, self._family, self._store, self._config = api, family, store, config
+        self.way = way
+        scratch = make_inputs(way.name, config.limits, kv_spec).num_scratch_frames
+        num_frames = kv_spec.num_frames + scratch
         self._arena = replace(kv_spec, num_frames=num_frames)
         num_slots = max(num_frames * config.block_size, kv_spec.num_feature_slots)
         self.profiles = make_profiles(
-            config.limits, config.block_size, len(family.tiers), num_slots
+            config.limits, config.block_size, len(family.tiers), num_slots, way.name
         )
 
     def networks(self) -> list[Callable[[], Network]]:
@@ -60,6 +66,7 @@ class TensorRtBuilder:
         if self._config.dtype == "float32":
             settings.clear_flag(trt.BuilderFlag.TF32)
         self._set_compute_capabilities(settings)
+        network.emitter.attention.configure(settings)
         definition = network.emitter.network
         for profile in self.profiles:
             shapes = network.builder.create_optimization_profile()
@@ -69,7 +76,8 @@ class TensorRtBuilder:
                     ranges = profile.shapes(tensor.name, tuple(tensor.shape))
                     shapes.set_shape(tensor.name, *ranges)
             settings.add_optimization_profile(shapes)
-        plan = network.builder.build_serialized_network(definition, settings)
+        with no_collection():
+            plan = network.builder.build_serialized_network(definition, settings)
         if plan is None:
             raise ConfigError(
                 f"target {self._api.target}: {self._api.version} cannot build {network.name} "
@@ -78,23 +86,31 @@ class TensorRtBuilder:
         return plan
 
     def _segment(self, index: int) -> Network:
-        network, segment = self._new(f"segment_{index}"), self._family.segments[index]
+        segment, num_groups = self._family.segments[index], self._arena.groups_per_segment[index]
+        network = self._new(f"segment_{index}", num_groups)
         max_model_len = self._config.limits.max_model_len
         describe_segment(network.emitter, self._family, segment, max_model_len)
         return network
 
     def _head(self, index: int, weight_name: str) -> Network:
-        network = self._new(f"head_{index}")
+        network = self._new(f"head_{index}", num_groups=0)
         describe_head(network.emitter, self._family, weight_name)
         return network
 
-    def _new(self, name: str) -> Network:
+    def _new(self, name: str, num_groups: int) -> Network:
+        """`num_groups`: layer groups of the network."""
         trt = self._api.module
         builder = self._api.create("Builder")
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         network.name = name
-        emitter = TensorRtEmitter(
-            self._api, network, self._family, self._store, self._config.dtype, self._arena
+        emitter = self.way.emitter(
+            self._api,
+            network,
+            self._family,
+            self._store,
+            self._config.dtype,
+            lambda layers: self.way.make(layers, self._arena, num_groups),
+            self._config.weight_format,
         )
         return Network(name, builder, emitter)
 
@@ -125,7 +141,8 @@ def load_target(config: BuildConfig) -> TensorRtApi:
 def built_for(api: TensorRtApi, config: BuildConfig) -> tuple[str, ...]:
     """GPUs that the plans run on: those asked for, or this machine's; none is the module's choice.
 
-    Raises `ConfigError` where the module builds for a GPU of this machine and there is none.
+    Raises `ConfigError` where the module builds for a GPU of this machine and there is none, or one
+    that does not take the weights' format.
     """
     if config.compute_capabilities or api.compute_capabilities:
         return config.compute_capabilities
@@ -136,7 +153,9 @@ def built_for(api: TensorRtApi, config: BuildConfig) -> tuple[str, ...]:
             f"target {config.target}: builds for the GPU of this machine, found none; "
             "target tensorrt-rtx builds without one"
         )
-    return ("sm{}{}".format(*torch.cuda.get_device_capability()),)
+    gpus = ("sm{}{}".format(*torch.cuda.get_device_capability()),)
+    check_gpus(config.weight_format, config.target, gpus)
+    return gpus
 
 
 def build_plans(
@@ -145,11 +164,12 @@ def build_plans(
     store: WeightStore,
     config: BuildConfig,
     kv_spec: KVCacheSpec,
+    way: Way,
     folder: Path,
     on_plan: Callable[[str], None],
 ) -> tuple[PlanFile, ...]:
     """Write one plan a segment and one a distinct LM head; `on_plan` hears of each."""
-    builder, plans = TensorRtBuilder(api, family, store, config, kv_spec), []
+    builder, plans = TensorRtBuilder(api, family, store, config, kv_spec, way), []
     for describe in builder.networks():
         network = describe()
         content = memoryview(builder.build(network))
@@ -157,4 +177,6 @@ def build_plans(
         path.write_bytes(content)
         plans.append(PlanFile(network.name, {path.name: hashlib.sha256(content).hexdigest()}))
         on_plan(network.name)
+        del network, content
+        gc.collect()  # emitter and attention hold each other, and with them a segment's weights
     return tuple(plans)

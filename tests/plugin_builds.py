@@ -15,6 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from plugin_networks import describe_plugin
+
 HALF, INT, WIDE = "HALF", "INT32", "FLOAT"
 
 
@@ -78,20 +80,9 @@ def build(trt: Any, op: Any, case: Case, compute_capability: int) -> dict[str, A
     plugin = create(trt.QuickPluginCreationRequest.STRICT_AOT)[2]
     types = [trt.DataType[name] for name, _ in case.inputs]
     shapes = [shape for _, shape in case.inputs]
-    output_types = plugin.get_output_data_types(types, [len(shape) for shape in shapes])
+    described = describe_plugin(trt, plugin, types, shapes)
+    all_descs, count = described.descriptions, len(shapes)
     exprs = [[trt.IDimensionExpr(n) for n in shape] for shape in shapes]
-    output_exprs = plugin.get_output_shapes(exprs, [], trt.ExprBuilder())
-    output_shapes = [tuple(e.value for e in dims) for dims in output_exprs]
-    all_descs = [
-        trt.DynamicPluginTensorDesc(trt.PluginTensorDesc(shape, kind, trt.TensorFormat.LINEAR))
-        for shape, kind in zip([*shapes, *output_shapes], [*types, *output_types], strict=True)
-    ]
-    count = len(shapes)
-    formats = plugin.get_supported_format_combinations(all_descs, count)
-    taken = [
-        tuple(desc.type for desc in formats[i : i + len(all_descs)])
-        for i in range(0, len(formats), len(all_descs))
-    ]
     plugin.configure_plugin(all_descs[:count], all_descs[count:])
     plugin.set_tactic(0)
     launch, integers = SimpleNamespace(), trt.SymExprSetter()
@@ -99,12 +90,12 @@ def build(trt: Any, op: Any, case: Case, compute_capability: int) -> dict[str, A
     descs = [desc.desc for desc in all_descs]
     name, ptx = plugin.get_kernel(descs[:count], descs[count:])
     return {
-        "takes the types": tuple(desc.type for desc in descs) in taken,
+        "takes the types": described.takes_the_types,
         "outputs": [
             [kind.name, list(shape)]
-            for kind, shape in zip(output_types, output_shapes, strict=True)
+            for kind, shape in zip(described.output_types, described.output_shapes, strict=True)
         ],
-        "aliases": [plugin.get_aliased_input(i) for i in range(len(output_types))],
+        "aliases": described.aliases,
         "grid": [launch.grid_x.expr.value, launch.grid_y.expr.value, launch.grid_z.expr.value],
         "threads": launch.block_x.expr.value,
         "shared": launch.shared_mem.expr.value,

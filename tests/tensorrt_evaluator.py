@@ -1,11 +1,13 @@
 """A TensorRT network definition evaluated with torch on the CPU, layer by layer.
 
 What TensorRT would compile is what is computed here: weights, transposes, masks, rotary pairs. The
-names and meanings are those of TensorRT's operator pages.
+names and meanings are those of TensorRT's operator pages. Plugins are what their operators'
+references say (`plugin_evaluator`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import tensorrt_rtx_bindings as trt
@@ -13,12 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llm_plugins import evaluate_gpt_attention
+from mfs_trt.engine.cuda_graphs import Recorded, RecordRun
+from plugin_evaluator import evaluate_plugin
+from tensorrt_weights import stored_weights
+
 Values = dict[str, Tensor]
 DTYPES = {
     trt.float32: torch.float32,
     trt.float16: torch.float16,
     trt.bfloat16: torch.bfloat16,
     trt.int32: torch.int32,
+    trt.int64: torch.int64,
     trt.bool: torch.bool,
 }
 _BINARY = {
@@ -37,8 +45,8 @@ _UNARY = {trt.UnaryOperation.SQRT: torch.sqrt, trt.UnaryOperation.NOT: torch.log
 @dataclass(frozen=True)
 class _Layer:
     inputs: tuple[str | None, ...]
-    output: str
-    evaluate: Callable[[list[Tensor | None], Values], Tensor]
+    outputs: tuple[str, ...]
+    evaluate: Callable[[list[Tensor | None], Values], Tensor | tuple[Tensor, ...]]
 
 
 class EvaluatedPlan:
@@ -54,7 +62,10 @@ class EvaluatedPlan:
         outputs = [network.get_output(i) for i in range(network.num_outputs)]
         self.inputs = {t.name: (DTYPES[t.dtype], tuple(t.shape)) for t in inputs}
         self.outputs = {t.name: (DTYPES[t.dtype], tuple(t.shape)) for t in outputs}
+        plugins = list(getattr(network, "plugins", ()))
         for i in range(network.num_layers):
+            while plugins and plugins[0].num_layers_before == i:
+                self._layers.append(_plugin(plugins.pop(0)))
             layer = network.get_layer(i)
             kind = layer.type  # before the cast: IActivationLayer.type is its function
             layer.__class__, make = _KINDS[kind]
@@ -64,13 +75,25 @@ class EvaluatedPlan:
                 continue
             tensors = [layer.get_input(j) for j in range(layer.num_inputs)]
             names = tuple(None if t is None else t.name for t in tensors)
-            self._layers.append(_Layer(names, output, make(layer)))
+            self._layers.append(_Layer(names, (output,), make(layer)))
+        self._layers += map(_plugin, plugins)
 
     def bind(self, tensors: Mapping[str, Tensor]) -> None:
         self._bound |= tensors
 
     def close(self) -> None:
         pass
+
+    def record(
+        self, tensors: Mapping[str, Tensor], profile: int, record_run: RecordRun
+    ) -> Recorded:
+        """Evaluates the same tensors again at each replay."""
+        output = self.run(tensors, profile).clone()
+
+        def run() -> None:
+            output.copy_(self.run(tensors, profile))
+
+        return Recorded(record_run(run), output)
 
     def run(self, tensors: Mapping[str, Tensor], profile: int) -> Tensor:
         given = {**self._bound, **tensors}
@@ -89,16 +112,60 @@ class EvaluatedPlan:
         values = {**self._constants, **{name: given[name] for name in self.inputs}}
         for layer in self._layers:
             arguments = [None if name is None else values[name] for name in layer.inputs]
-            values[layer.output] = layer.evaluate(arguments, values)
+            results = layer.evaluate(arguments, values)
+            results = (results,) if isinstance(results, Tensor) else results
+            values |= zip(layer.outputs, results, strict=True)
         for name in self._bound.keys() & self.outputs.keys():
             assert values[name].data_ptr() == self._bound[name].data_ptr(), f"{name}: not in place"
         (name,) = self.outputs.keys() - self._bound.keys()
         return values[name]
 
 
+def _plugin(plugin: Any) -> _Layer:
+    types = [DTYPES[t.dtype] for t in (*plugin.inputs, *plugin.outputs)]
+    shapes = [tuple(t.shape) for t in (*plugin.inputs, *plugin.outputs)]
+
+    def evaluate(arguments: list[Tensor], values: Values) -> tuple[Tensor, ...]:
+        if plugin.name == "GPTAttention":
+            results = evaluate_gpt_attention(arguments, plugin.attributes)
+        else:
+            results = evaluate_plugin(plugin.name, arguments, plugin.attributes)
+        for tensor, dtype, shape in zip((*arguments, *results), types, shapes, strict=True):
+            assert tensor.dtype == dtype, f"{plugin.name}: {tensor.dtype} for {dtype}"
+            assert all(a in (-1, b) for a, b in zip(shape, tensor.shape, strict=True)), (
+                f"{plugin.name}: {list(tensor.shape)} for {shape}"
+            )
+        for result, index in zip(results, plugin.aliases, strict=True):
+            if index >= 0:
+                assert result.data_ptr() == arguments[index].data_ptr(), f"{plugin.name}: a copy"
+        return results
+
+    return _Layer(tuple(plugin.input_names()), tuple(t.name for t in plugin.outputs), evaluate)
+
+
 def _constant(layer: Any) -> Tensor:
-    array = torch.from_numpy(layer.weights.copy())
-    return array.reshape(tuple(layer.shape))
+    weights, shape = layer.weights, tuple(layer.shape)
+    if isinstance(weights, trt.Weights):  # of a type that numpy lacks
+        return stored_weights(weights, prod(shape)).reshape(shape)
+    return torch.from_numpy(weights.copy()).reshape(shape)
+
+
+def _dequantize(layer: Any) -> Callable[..., Tensor]:
+    dtype, axis = DTYPES[layer.to_type], layer.axis
+
+    def evaluate(arguments: list[Tensor], values: Values) -> Tensor:
+        x, scale = arguments
+        assert scale.dtype == dtype and (scale > 0).all(), "a scale that TensorRT does not take"
+        if scale.dim() == 1:  # one for each index of the axis
+            assert len(scale) == x.shape[axis]
+            scale = scale.reshape([-1 if i == axis else 1 for i in range(x.dim())])
+        elif scale.dim() == 2:  # blocks along one of the two
+            for i in range(2):
+                scale = scale.repeat_interleave(x.shape[i] // scale.shape[i], dim=i)
+            assert scale.shape == x.shape
+        return x.to(dtype) * scale
+
+    return evaluate
 
 
 def _shuffle(layer: Any) -> Callable[..., Tensor]:
@@ -116,12 +183,13 @@ def _shuffle(layer: Any) -> Callable[..., Tensor]:
 
 
 def _gather(layer: Any) -> Callable[..., Tensor]:
-    assert layer.axis == 0 and layer.mode == trt.GatherMode.DEFAULT
+    axis = layer.axis
+    assert layer.mode == trt.GatherMode.DEFAULT
 
     def evaluate(arguments: list[Tensor], values: Values) -> Tensor:
         data, index = arguments
-        assert ((index >= 0) & (index < len(data))).all(), "index out of range"
-        return data[index.long()]
+        assert ((index >= 0) & (index < data.shape[axis])).all(), "index out of range"
+        return data[(*(slice(None),) * axis, index.long())]
 
     return evaluate
 
@@ -219,6 +287,11 @@ def _activation(layer: Any) -> Callable[..., Tensor]:
     return lambda arguments, values: torch.sigmoid(arguments[0])
 
 
+def _concatenation(layer: Any) -> Callable[..., Tensor]:
+    axis = layer.axis
+    return lambda arguments, values: torch.cat(arguments, axis)
+
+
 def _select(layer: Any) -> Callable[..., Tensor]:
     return lambda arguments, values: torch.where(*arguments)
 
@@ -229,10 +302,12 @@ def _same(layer: Any) -> Callable[..., Tensor]:
 
 _KINDS = {
     trt.LayerType.CONSTANT: (trt.IConstantLayer, _same),
+    trt.LayerType.DEQUANTIZE: (trt.IDequantizeLayer, _dequantize),
     trt.LayerType.CAST: (trt.ICastLayer, _cast),
     trt.LayerType.ELEMENTWISE: (trt.IElementWiseLayer, _elementwise),
     trt.LayerType.SHUFFLE: (trt.IShuffleLayer, _shuffle),
     trt.LayerType.GATHER: (trt.IGatherLayer, _gather),
+    trt.LayerType.CONCATENATION: (trt.IConcatenationLayer, _concatenation),
     trt.LayerType.SELECT: (trt.ISelectLayer, _select),
     trt.LayerType.MATRIX_MULTIPLY: (trt.IMatrixMultiplyLayer, _matrix_multiply),
     trt.LayerType.REDUCE: (trt.IReduceLayer, _reduce),

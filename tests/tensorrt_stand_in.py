@@ -3,16 +3,18 @@
 The Python package `tensorrt.plugin` of `tensorrt_cu13_bindings` (it checks plugin definitions, and
 is what TensorRT calls for shapes, types, kernels and launches) runs as it is; the enumerations,
 descriptions and expressions below it come from the library elsewhere, and from here in tests.
-Expressions are evaluated at once, for one set of shapes.
+Expressions are evaluated at once, for one set of shapes; None stands for a number that is known at
+run time only.
 """
 
 import enum
 import importlib.util
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -59,10 +61,10 @@ _COMPUTE = {
 
 @dataclass(frozen=True)
 class IDimensionExpr:
-    value: int
+    value: int | None
 
     def is_constant(self) -> bool:
-        return True
+        return self.value is not None
 
     def get_constant_value(self) -> int:
         return self.value
@@ -73,6 +75,8 @@ class ExprBuilder:
         return IDimensionExpr(value)
 
     def operation(self, op, first: IDimensionExpr, second: IDimensionExpr) -> IDimensionExpr:
+        if first.value is None or second.value is None:
+            return IDimensionExpr(None)
         return IDimensionExpr(_COMPUTE[op](first.value, second.value))
 
 
@@ -129,15 +133,23 @@ class Registry:
     def get_creator(self, name: str, version: str, namespace: str) -> Any:
         return self.creators[namespace, name]
 
+    def get_plugin_creator(self, name: str, version: str, namespace: str) -> Any:
+        """Of the second version of plugins; None where nobody has registered it."""
+        return self.creators.get((namespace, name))
+
 
 class ITensor:
     pass
 
 
 @contextmanager
-def real_plugin_package() -> Iterator[Any]:
+def real_plugin_package(
+    besides: Mapping[str, Any] = MappingProxyType({}),
+    instead: Mapping[str, Any] = MappingProxyType({}),
+) -> Iterator[Any]:
     """`tensorrt.plugin` over this stand-in; everything is forgotten afterwards.
 
+    The module `tensorrt` has what is here, names of `besides`, and first of all of `instead`.
     Raises `ModuleNotFoundError` naming the package to install.
     """
     found = importlib.util.find_spec("tensorrt_bindings")
@@ -147,6 +159,7 @@ def real_plugin_package() -> Iterator[Any]:
     for name in kept:
         del sys.modules[name]
     sys.modules["tensorrt"] = _module(found.submodule_search_locations)
+    vars(sys.modules["tensorrt"]).update({**besides, **vars(sys.modules["tensorrt"]), **instead})
     try:
         yield importlib.import_module("tensorrt.plugin")
     finally:

@@ -22,11 +22,14 @@ HOST_LOGIC = (
     "mfs_trt.engine.interface",
     "mfs_trt.engine.manifest",
     "mfs_trt.engine.tensorrt_api",
+    "mfs_trt.engine.decode_buckets",
     "mfs_trt.engine.tensorrt_inputs",
     "mfs_trt.kv_cache.manager",
     "mfs_trt.scheduler.scheduler",
     "mfs_trt.scheduler.batch",
     "mfs_trt.scheduler.tier_policy",
+    "mfs_trt.scheduler.policies",
+    "mfs_trt.scheduler.finish_time",
     "mfs_trt.sampling.sampler",
 )
 

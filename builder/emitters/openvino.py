@@ -18,20 +18,30 @@ _TYPES = {"int32": ov.Type.i32, "activation": ov.Type.f32}
 
 
 class OpenVinoEmitter:
-    """Builds one model. Weights are stored in fp32 and computed in what compilation asks for: in
-    bf16 the files would be half as large, and a second copy of them would stay in memory.
+    """Builds one model. Activations are computed in what compilation asks for.
 
-    With `fuses_mlp` rows are sequences of one token inside, [num_rows, 1, width]: the rank at which
+    `fuses_mlp`: rows are sequences of one token inside, [num_rows, 1, width]: the rank at which
     OpenVINO runs an MLP as one operation, where the CPU multiplies bf16 matrices. A fifth of a step
     less there; in other precisions, which it does not do that for, it would cost 3 to 7 %.
+
+    `has_bf16_weights`: matrices are stored in bf16, half the bytes; in fp32 nothing is lost where
+    the family's weights are bf16 already.
 
     Inputs of attention, next to the description's: `past_lens` [num_reqs], `subsequence_begins`
     [num_reqs + 1], `block_indices.{group}` and `block_indices_begins`, `max_context_len`; arena
     tensors `key_cache.{group}.{index}`, `value_cache.{group}.{index}`.
     """
 
-    def __init__(self, family: FamilySpec, store: WeightStore, *, fuses_mlp: bool) -> None:
-        self._family, self._store, self._fuses_mlp = family, store, fuses_mlp
+    def __init__(
+        self,
+        family: FamilySpec,
+        store: WeightStore,
+        *,
+        fuses_mlp: bool = False,
+        has_bf16_weights: bool = False,
+    ) -> None:
+        self._family, self._store = family, store
+        self._fuses_mlp, self._has_bf16_weights = fuses_mlp, has_bf16_weights
         self._inputs: dict[str, ov.Node] = {}
         self._results: list[ov.Node] = []
         self._weights: dict[str, ov.Node] = {}
@@ -67,6 +77,12 @@ class OpenVinoEmitter:
 
     def _constant(self, tensor: torch.Tensor) -> ov.Node:
         """Shares the memory of `tensor`, which must outlive the model."""
+        if self._has_bf16_weights and tensor.ndim == 2:
+            tensor = tensor.bfloat16()
+            self._kept.append(tensor)
+            bits = ov.Tensor(tensor.view(torch.uint16).numpy(), list(tensor.shape), ov.Type.bf16)
+            narrow = op.constant(bits, shared_memory=True)
+            return op.convert(narrow, "f32")
         self._kept.append(tensor)
         return op.constant(tensor.numpy(), shared_memory=True)
 
@@ -122,6 +138,10 @@ class OpenVinoEmitter:
         root = op.sqrt(op.add(mean, op.constant(np.float32(eps))))
         scaled = op.multiply(x, op.divide(op.constant(np.float32(1)), root))
         return op.multiply(gain, scaled)
+
+    def tier_exit(self, rows: ov.Node, tiers: ov.Node, gains: ov.Node, eps: float) -> ov.Node:
+        """Of rows that the engine has gathered."""
+        return self.rms_norm(rows, self.gather_rows(gains, tiers), eps)
 
     def split_heads(self, x: ov.Node, num_heads: int) -> ov.Node:
         """To [num_rows, num_heads, 1, d]: a row is a sequence to OpenVINO's rotary operation."""

@@ -28,10 +28,13 @@ def build(
         str, typer.Option(help="Of keys and values: the same as dtype by default; uint8.")
     ] = "",
     weights: Annotated[
-        str, typer.Option(help="int8 or int4 (openvino); in dtype by default.")
+        str, typer.Option(help="int8, int4; fp8 (tensorrt, tensorrt-rtx); in dtype by default.")
     ] = "",
     compute_capabilities: Annotated[
         str, typer.Option(help="GPUs that tensorrt-rtx builds for, as sm86,sm120.")
+    ] = "",
+    attention: Annotated[
+        str, typer.Option(help="portable or plugin (tensorrt); plugin where it can by default.")
     ] = "",
     max_num_seqs: Annotated[int, typer.Option(help="Requests in a step.")] = 64,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in a step.")] = 512,
@@ -47,6 +50,7 @@ def build(
         kv_dtype=kv_dtype,
         weight_format=weights,
         compute_capabilities=tuple(filter(None, compute_capabilities.split(","))),
+        attention=attention,
     )
     with build_progress(load_family(family), console) as on_plan:
         path = build_engine(family, out, config, on_plan)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from mfs_trt.dtypes import item_size
 from mfs_trt.engine.interface import EngineLimits, KVCacheSpec
 from mfs_trt.errors import EngineError
 from mfs_trt.family.spec import FamilySpec, load_family
@@ -51,7 +52,8 @@ class EngineManifest:
     memory_nbytes: int  # of the KV arena
     limits: EngineLimits
     kv_dtype: str = ""  # float32, bfloat16, uint8; the same as dtype when empty
-    weight_format: str = ""  # int8, int4; dtype when empty
+    weight_format: str = ""  # int8, int4, fp8; dtype when empty
+    attention: str = ""  # how TensorRT plans attend: portable, plugin, gpt_attention
     backend_version: str = ""  # of the library that runs the plans
     plans: tuple[PlanFile, ...] = ()
     compute_capabilities: tuple[str, ...] = ()  # GPUs that the plans are for, as sm86; any if empty
@@ -121,9 +123,9 @@ class EngineManifest:
     def kv_spec(self, family: FamilySpec, layer_nbytes: int) -> KVCacheSpec:
         """Sizes of the arena that `memory_nbytes` allow; a frame takes `layer_nbytes` a layer.
 
-        Each boundary's feature pool holds as many tokens as the frames do at the top tier, in fp32,
-        where there is room for one block of each segment beside it. Raises `EngineError` when the
-        memory is less than one block of every segment.
+        Each boundary's feature pool holds as many tokens as the frames do at the top tier, in the
+        dtype of hidden states, where there is room for one block of each segment beside it. Raises
+        `EngineError` when the memory is less than one block of every segment.
         """
         one = KVCacheSpec(
             group_size=family.group_size,
@@ -143,7 +145,8 @@ class EngineManifest:
                 f"got {self.memory_nbytes}"
             )
         num_boundaries = len(family.tiers) - 1
-        feature_nbytes = num_boundaries * self.block_size * family.model.hidden_size * 4  # a block
+        row_nbytes = family.model.hidden_size * item_size(self.dtype)
+        feature_nbytes = num_boundaries * self.block_size * row_nbytes
         num_blocks = self.memory_nbytes // (groups * one.frame_nbytes + feature_nbytes)
         with_features = (self.memory_nbytes - (num_blocks + 1) * feature_nbytes) // one.frame_nbytes
         num_slots = 0

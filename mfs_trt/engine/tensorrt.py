@@ -4,7 +4,7 @@ One plan a segment, one a distinct LM head. Hidden states, arena and features st
 step sends each segment's arrays in one copy and brings back logits.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +13,14 @@ import numpy as np
 import torch
 
 from mfs_trt.dtypes import item_size, torch_dtype
+from mfs_trt.engine.cuda_graphs import RecordRun, make_recorder, uses_graphs
+from mfs_trt.engine.decode_buckets import DecodeBuckets
 from mfs_trt.engine.interface import EngineLimits, KVCacheSpec, SegmentInput, StepInput, StepOutput
 from mfs_trt.engine.manifest import EngineManifest
-from mfs_trt.engine.tensorrt_inputs import attention_inputs, num_scratch_frames
+from mfs_trt.engine.packed_arrays import upload
+from mfs_trt.engine.tensorrt_arena import arena_tensors, new_arena
+from mfs_trt.engine.tensorrt_decode import DecodeRuns
+from mfs_trt.engine.tensorrt_inputs import make_inputs
 from mfs_trt.engine.tensorrt_plans import DECODE, PREFILL, Plans, load_plans
 from mfs_trt.errors import EngineError
 from mfs_trt.family.spec import FamilySpec
@@ -27,10 +32,11 @@ _ALIGNMENT = 64  # int32 numbers: 256 bytes, as of CUDA's own allocations
 
 @dataclass(frozen=True)
 class _ExitRows:
-    """Hidden rows that leave at one tier."""
+    """Rows that leave at one tier."""
 
     tier: int
-    hidden: torch.Tensor  # [num_exits, hidden]
+    hidden: torch.Tensor  # [num_rows, hidden], of the segment
+    rows: np.ndarray  # [num_exits] int32: those of `hidden` that leave
 
 
 class TensorRtEngine:
@@ -48,26 +54,26 @@ class TensorRtEngine:
         gains: torch.Tensor,
         limits: EngineLimits,
         kv_spec: KVCacheSpec,
+        attention: str,
+        record_run: RecordRun | None = None,
     ) -> None:
         """`embedding` [vocab_size, hidden] and `gains` [num_tiers, hidden], of the exits' norms,
-        are on the device and in the dtype that everything is computed in.
+        are on the device and in the dtype that everything is computed in. `attention`: the plans'.
+        `record_run` records decode-shaped runs for replay; without one every step runs as it comes.
         """
         self.family, self.limits, self.kv_spec = family, limits, kv_spec
-        self._plans, self._num_scratch = plans, num_scratch_frames(limits, kv_spec.block_size)
-        self._num_frames = kv_spec.num_frames + self._num_scratch
-        shape = (self._num_frames, kv_spec.num_kv_heads, kv_spec.block_size, kv_spec.head_dim)
+        self._plans, self._inputs = plans, make_inputs(attention, limits, kv_spec)
+        num_frames = kv_spec.num_frames + self._inputs.num_scratch_frames
+        shape = (num_frames, kv_spec.num_kv_heads, kv_spec.block_size, kv_spec.head_dim)
         try:
-            self.arena = [
-                [embedding.new_zeros(shape) for _ in ("key_cache", "value_cache")]
-                for _ in range(kv_spec.group_size)
-            ]
+            self.arena = new_arena(attention, embedding, shape, kv_spec.group_size)
         except torch.OutOfMemoryError as error:
             raise EngineError(
                 f"memory: expected room for a KV arena of {kv_spec.nbytes} bytes: "
                 f"{str(error).splitlines()[0]}"
             ) from None
-        for s, plan in enumerate(plans.segments):
-            plan.bind(self._arena_tensors(s))
+        for plan, num_groups in zip(plans.segments, kv_spec.groups_per_segment, strict=True):
+            plan.bind(arena_tensors(attention, self.arena, num_groups))
         plans.segments[0].bind({EMBEDDING: embedding})
         for plan in plans.heads.values():
             plan.bind({"gains": gains})
@@ -77,6 +83,11 @@ class TensorRtEngine:
             embedding.new_zeros((max(1, kv_spec.num_feature_slots), hidden_size))
             for _ in family.tiers[:-1]
         ]
+        self._decode: DecodeRuns | None = None
+        if record_run is not None and self._inputs.is_recordable:
+            buckets = DecodeBuckets(limits, kv_spec.block_size)
+            place = embedding.new_zeros((buckets.max_rows, hidden_size))
+            self._decode = DecodeRuns(plans, buckets, self._segment_arrays, place, record_run)
         self._device, self._stream = embedding.device, None
         if self._device.type == "cuda":
             self._stream = torch.cuda.Stream()
@@ -97,6 +108,8 @@ class TensorRtEngine:
             torch.stack(norms).to("cuda", dtype),
             manifest.limits,
             manifest.kv_spec(family, layer_nbytes),
+            manifest.attention,
+            make_recorder() if uses_graphs() else None,
         )
 
     @torch.inference_mode()
@@ -107,43 +120,25 @@ class TensorRtEngine:
             for s, rows in enumerate(step.segments):
                 if rows is None:
                     continue
-                arrays = self._segment_arrays(s, rows, step.input_ids)
-                saved = np.flatnonzero(rows.save_features >= 0).astype(np.int32)
-                own = {
-                    "exit_rows": rows.exit_rows,
-                    "saved_rows": saved,
-                    "slots": rows.save_features[saved],
-                }
-                tensors = upload({**arrays, **own}, self._device)
-                exit_rows, saved_rows, slots = (tensors.pop(name) for name in own)
-                hidden = self._run_segment(s, tensors, hidden)
-                if len(saved):
-                    self.features[s][slots] = hidden[saved_rows]
+                hidden = self._run_segment(s, rows, step.input_ids, hidden)
+                self._save_features(s, rows.save_features, hidden)
                 if len(rows.exit_rows):
-                    exits.append(_ExitRows(s, hidden[exit_rows]))
+                    exits.append(_ExitRows(s, hidden, rows.exit_rows))
             return self._run_heads(exits)
 
     def close(self) -> None:
+        self._decode = None  # recorded runs hold what plans have made
         self._plans.close()
         self._plans, self.arena, self.features = Plans((), {}), [], []
 
-    def _arena_tensors(self, segment: int) -> dict[str, torch.Tensor]:
-        """Inputs and outputs of a segment's layers, the output at the input's own address."""
-        tensors = {}
-        for group in range(self.kv_spec.groups_per_segment[segment]):
-            for i, pair in enumerate(self.arena):
-                for kind, tensor in zip(("key_cache", "value_cache"), pair, strict=True):
-                    tensors[f"{kind}.{group}.{i}"] = tensor
-                    tensors[f"new_{kind}.{group}.{i}"] = tensor
-        return tensors
-
     def _segment_arrays(
-        self, segment: int, rows: SegmentInput, input_ids: np.ndarray
+        self,
+        segment: int,
+        rows: SegmentInput,
+        input_ids: np.ndarray,
+        num_blocks: int | None = None,
     ) -> dict[str, np.ndarray]:
-        arrays = attention_inputs(
-            rows, self._num_frames, self._num_scratch, self.kv_spec.block_size
-        )
-        arrays["positions"] = rows.positions
+        arrays = {**self._inputs.segment(rows, num_blocks), "positions": rows.positions}
         if segment == 0:
             arrays["input_ids"] = input_ids
         else:
@@ -151,30 +146,48 @@ class TensorRtEngine:
         return arrays
 
     def _run_segment(
-        self, segment: int, tensors: dict[str, torch.Tensor], below: torch.Tensor | None
+        self,
+        segment: int,
+        rows: SegmentInput,
+        input_ids: np.ndarray,
+        below: torch.Tensor | None,
     ) -> torch.Tensor:
-        if segment > 0:
-            tensors["features"] = self.features[segment - 1]
+        """[num_rows, hidden], valid until the segment's next run."""
+        features = self.features[segment - 1] if segment > 0 else None
+        if self._decode is not None:
+            hidden = self._decode.run_segment(segment, rows, input_ids, below, features)
+            if hidden is not None:
+                return hidden
+        arrays = self._segment_arrays(segment, rows, input_ids)
+        on_host = {n: arrays.pop(n) for n in [*arrays] if n.startswith("host_")}
+        tensors = upload(arrays, self._device)
+        tensors |= {name: torch.from_numpy(array) for name, array in on_host.items()}
+        if features is not None:
+            tensors["features"] = features
             tensors["below"] = self._no_rows if below is None else below
-        is_decode = tensors["lane_rows"].shape[1] == 1
-        return self._plans.segments[segment].run(tensors, DECODE if is_decode else PREFILL)
+        profile = DECODE if rows.num_rows == rows.num_reqs else PREFILL
+        return self._plans.segments[segment].run(tensors, profile)
+
+    def _save_features(self, segment: int, slots: np.ndarray, hidden: torch.Tensor) -> None:
+        saved = np.flatnonzero(slots >= 0).astype(np.int32)
+        if len(saved):
+            tensors = upload({"rows": saved, "slots": slots[saved]}, self._device)
+            self.features[segment][tensors["slots"]] = hidden[tensors["rows"]]
 
     def _run_heads(self, exits: Sequence[_ExitRows]) -> StepOutput:
         num_tiers = len(self.family.tiers)
         logits: list[np.ndarray | None] = [None] * num_tiers
         token_ids, top_logits = list(logits), list(logits)
-        for name, head in self._plans.heads.items():
+        for name in self._plans.heads:
             mine = [e for e in exits if self.family.head_name(e.tier) == name]
             if not mine:
                 continue
-            counts = [len(e.hidden) for e in mine]
+            counts = [len(e.rows) for e in mine]
             tiers = np.repeat(np.array([e.tier for e in mine], np.int32), counts)
-            tensors = {"rows": torch.cat([e.hidden for e in mine])}
-            tensors |= upload({"tiers": tiers}, self._device)
-            is_decode = len(tiers) <= min(
-                self.limits.max_num_seqs, self.limits.max_num_batched_tokens
-            )
-            rows = head.run(tensors, DECODE if is_decode else PREFILL).float()
+            begins = np.cumsum([0, *(len(e.hidden) for e in mine[:-1])], dtype=np.int32)
+            exit_rows = np.concatenate([e.rows + b for e, b in zip(mine, begins, strict=True)])
+            hidden = torch.cat([e.hidden for e in mine]) if mine[1:] else mine[0].hidden
+            rows = self._run_head(name, hidden, exit_rows, tiers).float()
             ids = rows.argmax(dim=1, keepdim=True)
             top = rows.gather(1, ids)
             begin = 0
@@ -186,21 +199,18 @@ class TensorRtEngine:
                 begin += count
         return StepOutput(tuple(logits), tuple(token_ids), tuple(top_logits))
 
+    def _run_head(
+        self, name: str, rows: torch.Tensor, exit_rows: np.ndarray, tiers: np.ndarray
+    ) -> torch.Tensor:
+        """[num_exits, vocab_size] of rows [n, hidden], valid until the head's next run."""
+        if self._decode is not None:
+            logits = self._decode.run_head(name, rows, exit_rows, tiers)
+            if logits is not None:
+                return logits
+        tensors = {**upload({"exit_rows": exit_rows, "tiers": tiers}, self._device), "rows": rows}
+        max_decode_rows = min(self.limits.max_num_seqs, self.limits.max_num_batched_tokens)
+        profile = DECODE if len(tiers) <= max_decode_rows else PREFILL
+        return self._plans.heads[name].run(tensors, profile)
+
     def _on_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
-
-
-def upload(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, torch.Tensor]:
-    """int32 arrays to the device in one copy: views of one buffer, by name."""
-    begins, size = {}, 0
-    for name, array in arrays.items():
-        begins[name] = size
-        size += -(-array.size // _ALIGNMENT) * _ALIGNMENT
-    packed = np.zeros(size, np.int32)
-    for name, array in arrays.items():
-        packed[begins[name] : begins[name] + array.size] = array.ravel()
-    buffer = torch.from_numpy(packed).to(device)
-    return {
-        name: buffer[begins[name] : begins[name] + array.size].view(array.shape)
-        for name, array in arrays.items()
-    }

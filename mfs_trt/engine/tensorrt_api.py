@@ -3,8 +3,10 @@
 Both have the same network API; what only one of them can do is asked of `TensorRtApi`.
 """
 
+import gc
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +19,12 @@ _MODULES = {
         ("tensorrt_rtx_bindings", "tensorrt_rtx"),
         "pip install 'mfs-trt[trt-rtx]'",
     ),
+    "tensorrt-llm": (("tensorrt",), "pip install 'mfs-trt[trtllm]'"),
 }
 TARGETS = tuple(_MODULES)
 # What a plan is made of, beyond layers that every version has.
-_NEEDED = ("add_attention_v2", "add_kv_cache_update", "add_rotary_embedding")
+_NATIVE = ("add_attention_v2", "add_kv_cache_update", "add_rotary_embedding")
+_NEEDED = {"tensorrt": _NATIVE, "tensorrt-rtx": _NATIVE, "tensorrt-llm": ("add_plugin_v2",)}
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,16 @@ class TensorRtApi:
         """Whether kernels are compiled at load and can be kept on disk."""
         return hasattr(self.module, "IRuntimeCache")
 
+    @property
+    def has_plugins(self) -> bool:
+        """Whether networks take plugins that are written in Python."""
+        return hasattr(self.module.INetworkDefinition, "add_plugin")
+
     def dtype(self, name: str) -> Any:
         """The module's data type of ours: `float16` → `DataType.HALF`."""
         codes = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int32": "INT32"}
+        codes["int64"] = "INT64"
+        codes |= {"int8": "INT8", "int4": "INT4", "float8_e4m3fn": "FP8"}
         return getattr(self.module.DataType, codes[name])
 
     def new_logger(self) -> Any:
@@ -72,7 +83,8 @@ class TensorRtApi:
     def create(self, kind: str) -> Any:
         """A new `Builder` or `Runtime`; raises `EngineError` where the library gives none."""
         try:
-            return getattr(self.module, kind)(self.new_logger())
+            with no_collection():
+                return getattr(self.module, kind)(self.new_logger())
         except TypeError:  # what the bindings make of the library's null
             raise EngineError(
                 f"target {self.target}: {self.version} gives no {kind}: {self.last_error()}"
@@ -84,17 +96,33 @@ class TensorRtApi:
         return " ".join(text.split())
 
 
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """No garbage is collected meanwhile: the library calls loggers under a lock of its own, which
+    the end of one of its objects takes again; collected from within a logger it waits for itself.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def load_api(target: str) -> TensorRtApi:
     """The module of `target`; raises `EngineError` naming what to install."""
     names, install = _MODULES[target]
     module = _first_module(target, names, install)
     network = getattr(module, "INetworkDefinition", None)
-    missing = [name for name in _NEEDED if not hasattr(network, name)]
+    missing = [name for name in _NEEDED[target] if not hasattr(network, name)]
     if missing:
         raise EngineError(
             f"target {target}: {module.__name__} {getattr(module, '__version__', '?')} has no "
             f"{', '.join(missing)}; expected a newer one ({install})"
         )
+    if target == "tensorrt-llm":
+        _first_module(target, ("tensorrt_llm",), install)  # its import loads its plugin library
     return TensorRtApi(target, module)
 
 

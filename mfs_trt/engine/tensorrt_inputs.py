@@ -1,6 +1,7 @@
-"""What TensorRT plans read next to the description's inputs: `SegmentInput` → padded arrays. Pure.
+"""What TensorRT plans read next to the description's inputs: `SegmentInput` → arrays. Pure.
 
-The native layers write keys and values frame by frame and attend over padded queries:
+One class for each way in which a plan attends. Plugins read `SegmentInput` nearly as it is. The
+native layers write keys and values frame by frame and attend over padded queries:
 
 * `num_frames` here counts the arena's frames and the scratch frames behind them, into which rows
   are written that exist already (slot -1): nothing reads those.
@@ -8,11 +9,94 @@ The native layers write keys and values frame by frame and attend over padded qu
   does not pad every decoding request to its length.
 """
 
+from collections.abc import Callable
+from typing import Protocol
+
 import numpy as np
 
-from mfs_trt.engine.interface import EngineLimits, SegmentInput
+from mfs_trt.engine.interface import EngineLimits, KVCacheSpec, SegmentInput
+from mfs_trt.engine.tensorrt_llm_inputs import GptAttentionInputs
+from mfs_trt.errors import EngineError
 
 MAX_LANE_WIDTH = 64  # queries of one request that share a copy of its keys and values
+
+
+class AttentionInputs(Protocol):
+    """What the plans of one way of attention read; for one engine's sizes."""
+
+    @property
+    def num_scratch_frames(self) -> int:
+        """Frames that the plans want behind the arena's own."""
+        ...
+
+    @property
+    def is_recordable(self) -> bool:
+        """Whether a run may be replayed: all it reads is on the device."""
+        ...
+
+    def segment(self, rows: SegmentInput, num_blocks: int | None = None) -> dict[str, np.ndarray]:
+        """Arrays by input name, all int32 but some of those that are read on the host (`host_…`).
+
+        `num_blocks`: columns of the block tables, by default as many as the longest request has.
+        """
+        ...
+
+
+class PortableInputs:
+    """Of `builder.emitters.tensorrt_portable`."""
+
+    is_recordable = True
+
+    def __init__(self, limits: EngineLimits, kv_spec: KVCacheSpec) -> None:
+        self._block_size = kv_spec.block_size
+        self._num_scratch = num_scratch_frames(limits, kv_spec.block_size)
+        self._num_frames = kv_spec.num_frames + self._num_scratch
+
+    @property
+    def num_scratch_frames(self) -> int:
+        return self._num_scratch
+
+    def segment(self, rows: SegmentInput, num_blocks: int | None = None) -> dict[str, np.ndarray]:
+        sizes = (self._num_frames, self._num_scratch, self._block_size)
+        return attention_inputs(rows, *sizes, num_blocks=num_blocks)
+
+
+class PluginInputs:
+    """Of `builder.emitters.tensorrt_plugins`: rows are packed, and slot -1 stores nothing."""
+
+    num_scratch_frames = 0
+    is_recordable = True
+
+    def __init__(self, limits: EngineLimits, kv_spec: KVCacheSpec) -> None:
+        self._block_size = kv_spec.block_size
+
+    def segment(self, rows: SegmentInput, num_blocks: int | None = None) -> dict[str, np.ndarray]:
+        """`slot_mapping` [num_rows, m], `block_tables` [num_reqs, num_blocks, m],
+        `query_start_loc` [num_reqs + 1], `seq_lens` [num_reqs].
+        """
+        num_blocks = num_blocks or -(-int(rows.seq_lens.max()) // self._block_size)
+        return {
+            "slot_mapping": rows.slot_mapping,
+            "block_tables": rows.block_tables[:, :num_blocks],
+            "query_start_loc": rows.query_start_loc,
+            "seq_lens": rows.seq_lens,
+        }
+
+
+_INPUTS: dict[str, Callable[[EngineLimits, KVCacheSpec], AttentionInputs]] = {
+    "portable": PortableInputs,
+    "plugin": PluginInputs,
+    "gpt_attention": GptAttentionInputs,
+}
+
+
+def make_inputs(attention: str, limits: EngineLimits, kv_spec: KVCacheSpec) -> AttentionInputs:
+    """Of plans that attend in the way that their manifest names; raises `EngineError`."""
+    if attention not in _INPUTS:
+        raise EngineError(
+            f"attention: expected {', '.join(_INPUTS)}, got {attention!r}; build the engine again"
+        )
+    return _INPUTS[attention](limits, kv_spec)
 
 
 def num_scratch_frames(limits: EngineLimits, block_size: int) -> int:
@@ -21,7 +105,11 @@ def num_scratch_frames(limits: EngineLimits, block_size: int) -> int:
 
 
 def attention_inputs(
-    rows: SegmentInput, num_frames: int, num_scratch: int, block_size: int
+    rows: SegmentInput,
+    num_frames: int,
+    num_scratch: int,
+    block_size: int,
+    num_blocks: int | None = None,
 ) -> dict[str, np.ndarray]:
     """Arrays by input name, all int32.
 
@@ -37,7 +125,7 @@ def attention_inputs(
     lane_rows, lane_positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     lane_rows[lane_of_row, offset_of_row] = np.arange(rows.num_rows)
     lane_positions[lane_of_row, offset_of_row] = rows.positions
-    num_blocks = -(-int(rows.seq_lens.max()) // block_size)
+    num_blocks = num_blocks or -(-int(rows.seq_lens.max()) // block_size)
     tables = rows.block_tables[request_of_lane, :num_blocks]  # [lanes, blocks, m]
     arrays = {
         "lane_rows": lane_rows,

@@ -1,15 +1,17 @@
 """Plans of a TensorRT engine folder: checked against this machine, loaded, run on its GPU."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from mfs_trt.engine.cuda_graphs import Recorded, RecordRun
 from mfs_trt.engine.manifest import EngineManifest
-from mfs_trt.engine.tensorrt_api import TensorRtApi, load_api
+from mfs_trt.engine.tensorrt_api import TensorRtApi, load_api, no_collection
 from mfs_trt.errors import EngineError
 from mfs_trt.family.spec import FamilySpec
 
@@ -25,6 +27,12 @@ class Plan(Protocol):
 
     def run(self, tensors: Mapping[str, torch.Tensor], profile: int) -> torch.Tensor:
         """Enqueue on the current stream; returns the plan's one output that is not bound."""
+        ...
+
+    def record(
+        self, tensors: Mapping[str, torch.Tensor], profile: int, record_run: RecordRun
+    ) -> Recorded:
+        """Run once, and record the run on tensors that stay where they are."""
         ...
 
     def close(self) -> None:
@@ -44,10 +52,29 @@ class Plans:
             plan.close()
 
 
+class Workspace:
+    """Memory that recorded runs compute in, one at a time: as much as the largest plan wants."""
+
+    def __init__(self) -> None:
+        self._nbytes, self._memory = 0, torch.empty(0)
+
+    def reserve(self, nbytes: int) -> None:
+        assert not len(self._memory), "it is in use"
+        self._nbytes = max(self._nbytes, nbytes)
+
+    def memory(self, device: torch.device) -> torch.Tensor:
+        """[nbytes] uint8, the same in every call."""
+        if not len(self._memory):
+            self._memory = torch.empty(max(1, self._nbytes), dtype=torch.uint8, device=device)
+        return self._memory
+
+
 class TensorRtPlan:
     """A loaded plan with one execution context for each optimisation profile."""
 
-    def __init__(self, api: TensorRtApi, runtime: Any, path: Path) -> None:
+    def __init__(
+        self, api: TensorRtApi, runtime: Any, path: Path, workspace: Workspace | None = None
+    ) -> None:
         """Raises `EngineError` when the GPU or the library does not take the plan."""
         trt, content = api.module, path.read_bytes()
         if hasattr(runtime, "get_engine_validity"):
@@ -58,14 +85,17 @@ class TensorRtPlan:
                     f"{api.last_error()}; build it again for this GPU"
                 )
         self._path = path
-        self._engine = runtime.deserialize_cuda_engine(content)
+        with no_collection():
+            self._engine = runtime.deserialize_cuda_engine(content)
         if self._engine is None:
             raise EngineError(f"{path}: {api.target} cannot load this plan: {api.last_error()}")
+        self._api, self._workspace = api, workspace or Workspace()
         self._cache: Any = None
-        self._contexts = [self._new_context(api)]
+        self._workspace.reserve(self._engine.get_device_memory_size_for_profile_v2(DECODE))
+        self._contexts = [self._new_context()]
         stream = torch.cuda.current_stream()
         for profile in range(1, self._engine.num_optimization_profiles):
-            context = self._new_context(api)
+            context = self._new_context()
             context.set_optimization_profile_async(profile, stream.cuda_stream)
             self._contexts.append(context)
         stream.synchronize()
@@ -89,15 +119,28 @@ class TensorRtPlan:
         context = self._contexts[profile]
         for name, tensor in tensors.items():
             self._set(context, name, tensor)
-        (name,) = self._outputs - self._bound.keys()
-        shape = tuple(context.get_tensor_shape(name))  # known once all inputs have one
-        dtype = self._dtypes[self._engine.get_tensor_dtype(name)]
-        device = next(iter(tensors.values())).device
-        result = torch.empty(shape, dtype=dtype, device=device)
-        context.set_tensor_address(name, result.data_ptr())
-        if not context.execute_async_v3(torch.cuda.current_stream().cuda_stream):
-            raise EngineError(f"{self._path}: a step failed to start on {_gpu()}")
+        result = self._new_result(context, next(iter(tensors.values())).device)
+        self._enqueue(context)
         return result
+
+    def record(
+        self, tensors: Mapping[str, torch.Tensor], profile: int, record_run: RecordRun
+    ) -> Recorded:
+        """In a context of its own, since TensorRT forbids to change one that was recorded."""
+        device = next(iter(tensors.values())).device
+        context, memory = self._new_context(is_recorded=True), self._workspace.memory(device)
+        context.set_device_memory(memory.data_ptr(), memory.nbytes)
+        stream = torch.cuda.current_stream().cuda_stream
+        if profile:
+            context.set_optimization_profile_async(profile, stream)
+        for name, tensor in {**self._bound, **tensors}.items():
+            self._set(context, name, tensor)
+        result = self._new_result(context, device)
+        replay: Callable[[], None] = partial(self._enqueue, context)
+        replay()
+        if not hasattr(context, "is_stream_capturable") or context.is_stream_capturable(stream):
+            replay = record_run(replay)
+        return Recorded(replay, result, kept=(context, memory, dict(tensors)))
 
     def close(self) -> None:
         """Keep the kernels that were compiled for this GPU, next to the plan."""
@@ -117,19 +160,40 @@ class TensorRtPlan:
             raise EngineError(f"{self._path}: {name}: no profile takes the shape {list(shape)}")
         context.set_tensor_address(name, tensor.data_ptr())
 
-    def _new_context(self, api: TensorRtApi) -> Any:
-        arguments = []
-        if api.has_runtime_cache:
-            config = self._engine.create_runtime_config()
+    def _new_result(self, context: Any, device: torch.device) -> torch.Tensor:
+        (name,) = self._outputs - self._bound.keys()
+        shape = tuple(context.get_tensor_shape(name))  # known once all inputs have one
+        dtype = self._dtypes[self._engine.get_tensor_dtype(name)]
+        result = torch.empty(shape, dtype=dtype, device=device)
+        context.set_tensor_address(name, result.data_ptr())
+        return result
+
+    def _enqueue(self, context: Any) -> None:
+        if not context.execute_async_v3(torch.cuda.current_stream().cuda_stream):
+            raise EngineError(f"{self._path}: a step failed to start on {_gpu()}")
+
+    def _new_context(self, *, is_recorded: bool = False) -> Any:
+        """A recorded one is given its memory, and kernels for its shapes before they are recorded.
+
+        What RTX compiles goes to the runtime cache, whichever context it is for.
+        """
+        trt, config = self._api.module, self._engine.create_runtime_config()
+        if self._api.has_runtime_cache:
             if self._cache is None:
                 self._cache = config.create_runtime_cache()
                 if self._cache_path.exists():  # another GPU's or version's is passed over
                     self._cache.deserialize(self._cache_path.read_bytes())
             config.set_runtime_cache(self._cache)
-            arguments.append(config)
-        context = self._engine.create_execution_context(*arguments)
+        if is_recorded:
+            strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
+            config.set_execution_context_allocation_strategy(strategy)
+            kinds = getattr(trt, "DynamicShapesKernelSpecializationStrategy", None)
+            if kinds is not None:
+                config.dynamic_shapes_kernel_specialization_strategy = kinds.EAGER
+        context = self._engine.create_execution_context(config)
         if context is None:
-            raise EngineError(f"{self._path}: no room to run it on {_gpu()}: {api.last_error()}")
+            reason = self._api.last_error()
+            raise EngineError(f"{self._path}: no room to run it on {_gpu()}: {reason}")
         return context
 
 
@@ -142,10 +206,10 @@ def load_plans(folder: Path, manifest: EngineManifest, family: FamilySpec) -> Pl
             f"found {api.version}: build it again, or install that version"
         )
     check_gpu(folder, manifest)
-    runtime = api.create("Runtime")
+    runtime, workspace = api.create("Runtime"), Workspace()
 
     def loaded(name: str) -> TensorRtPlan:
-        return TensorRtPlan(api, runtime, manifest.plan(name).check(folder))
+        return TensorRtPlan(api, runtime, manifest.plan(name).check(folder), workspace)
 
     heads = dict.fromkeys(family.head_name(tier) for tier in range(len(family.tiers)))
     return Plans(

@@ -55,15 +55,18 @@ class TorchEngine(ABC):
             if rows is None:
                 logits.append(None)
                 continue
-            x = self._source(s, rows.source_rows, x)
-            positions = self._index(rows.positions)
-            x = self.model.run_segment(s, x, positions, self._attend(s, rows))
+            x = self._run_segment(s, rows, self._source(s, rows.source_rows, x))
             self._save_features(s, rows.save_features, x)
             logits.append(self._exit(s, rows.exit_rows, x))
         return StepOutput.from_logits(logits)
 
     def close(self) -> None:
         self.key_cache, self.value_cache, self.features = [], [], []
+
+    def _run_segment(self, segment: int, rows: SegmentInput, x: Tensor) -> Tensor:
+        """[num_rows, hidden] → the same, valid until the segment's next run."""
+        positions = self._index(rows.positions)
+        return self.model.run_segment(segment, x, positions, self._attend(segment, rows))
 
     @abstractmethod
     def _attend(self, segment: int, rows: SegmentInput) -> Attend:

@@ -10,11 +10,9 @@ Status: tried with --smoke only; it has not run on a GPU.
 
 import argparse
 import importlib.metadata
-import json
 import os
 import sys
 import time
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,20 +175,6 @@ def measure(machine: Machine, benchmarks: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def read_parity(path: Path | None) -> dict[str, Any] | str:
-    """Counts of a JUnit document, and the names of what failed."""
-    if path is None:
-        return "not run"
-    suite = next(ElementTree.parse(path).getroot().iter("testsuite"))
-    counts = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
-    failed = [
-        case.get("name")
-        for case in suite.iter("testcase")
-        if case.find("failure") is not None or case.find("error") is not None
-    ]
-    return {**counts, "failed": failed}
-
-
 def _seconds(step: Step) -> float:
     started = time.perf_counter()
     step()
@@ -212,8 +196,6 @@ def _gpu() -> tuple[Machine, dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parity", type=Path, help="JUnit document of the parity tests")
-    parser.add_argument("--engine", type=Path, help="document of engine.py, to go into this one")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--smoke", action="store_true")
     args = parser.parse_args()
@@ -225,9 +207,7 @@ def main() -> None:
         (machine, about), benchmarks = _gpu(), BENCHMARKS
     else:
         sys.exit(f"expected an NVIDIA GPU that torch can use; torch {torch.__version__} sees none")
-    result = {"benchmark": "gpu_kernels", **about, "parity": read_parity(args.parity)}
-    if args.engine is not None:
-        result["engine"] = json.loads(args.engine.read_text(encoding="utf-8"))
+    result: dict[str, Any] = {"benchmark": "gpu_kernels", **about}
     result["versions"] = {name: importlib.metadata.version(name) for name in ("torch", "triton")}
     finish({**result, **measure(machine, benchmarks)}, args.out)
 

@@ -1,5 +1,7 @@
 """On a GPU: TensorRT's plans give the reference engine's numbers on the same step inputs."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -28,10 +30,18 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(
-    scope="module", params=["tensorrt-rtx", pytest.param("tensorrt", marks=pytest.mark.trt)]
+    scope="module",
+    params=[
+        ("tensorrt-rtx", "portable"),
+        pytest.param(("tensorrt", "portable"), marks=pytest.mark.trt),
+        pytest.param(("tensorrt", "plugin"), marks=pytest.mark.trt),
+    ],
+    ids="-".join,
 )
-def target(request) -> str:
-    return request.param
+def build(request):
+    """A function `(family folder, out, **settings) -> engine folder` for a target and its way."""
+    target, attention = request.param
+    return partial(build_tiny_engine, target=target, attention=attention, limits=LIMITS)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -46,7 +56,7 @@ def with_features(engine):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_random_steps_equal_the_reference(folder, target, dtype, tmp_path):
+def test_random_steps_equal_the_reference(folder, build, dtype, tmp_path):
     greatest, mean_square = TOLERANCES[dtype]
     reference = Steps(
         with_features(
@@ -54,9 +64,7 @@ def test_random_steps_equal_the_reference(folder, target, dtype, tmp_path):
         ),
         IDS,
     )
-    engine = load_engine(
-        build_tiny_engine(folder, tmp_path / "t", target, dtype=dtype, limits=LIMITS)
-    )
+    engine = load_engine(build(folder, tmp_path / "t", dtype=dtype))
     with_features(engine)
     walk = RandomSteps(reference, seed=0)
     while not walk.is_done:
@@ -71,11 +79,10 @@ def test_random_steps_equal_the_reference(folder, target, dtype, tmp_path):
     engine.close()
 
 
-def test_arena_holds_the_keys_and_values_of_the_reference(folder, target, tmp_path):
-    reference, tensorrt = (
-        Steps(load_engine(build_tiny_engine(folder, tmp_path / name, name, limits=LIMITS)), IDS)
-        for name in ("reference", target)
-    )
+def test_arena_holds_the_keys_and_values_of_the_reference(folder, build, tmp_path):
+    oracle = build_tiny_engine(folder, tmp_path / "r", "reference", limits=LIMITS)
+    built = build(folder, tmp_path / "t")
+    reference, tensorrt = (Steps(load_engine(engine), IDS) for engine in (oracle, built))
     for steps in (reference, tensorrt):
         steps.step((0, 0, 64), (1, 0, 33))
         steps.step((0, 64, 128), (1, 33, 64))

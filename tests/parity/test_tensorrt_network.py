@@ -7,18 +7,23 @@ import pytest
 import torch
 
 from mfs_trt.builder.emitters.tensorrt import TensorRtEmitter
+from mfs_trt.builder.emitters.tensorrt_portable import PortableAttention
 from mfs_trt.engine import load_engine
 from mfs_trt.engine.interface import EngineLimits
 from parity_families import FAMILIES, PLAIN
 from random_steps import RandomSteps
 from steps import Steps, close, num_ties
 from tensorrt_rig import evaluated_engine, rtx_config
-from tiny_folders import build_tiny_engine, folder_family, write_tiny_family
-
-TOLERANCE = 5e-5  # of fp32 logits and hidden states, whose standard deviation is 1 to 5
-RANDOM = np.random.default_rng(0)
-LIMITS = EngineLimits(max_num_seqs=6, max_num_batched_tokens=1024, max_model_len=128)
-IDS = RANDOM.integers(0, 61, (6, 128)).astype(np.int32)
+from tensorrt_walks import (
+    FAULTY,
+    IDS,
+    LIMITS,
+    TOLERANCE,
+    error_of_a_walk,
+    largest_error,
+    with_features,
+)
+from tiny_folders import build_tiny_engine, write_tiny_family
 
 
 @pytest.fixture(scope="module")
@@ -47,41 +52,28 @@ def engines(folders, tmp_path_factory):
                 out = tmp_path_factory.mktemp("engine") / "e"
                 engine = load_engine(build_tiny_engine(folders(name), out, target, **settings))
             else:
-                engine = evaluated_engine(
-                    folders(name), rtx_config(**{"limits": LIMITS, **settings})
-                )
+                config = rtx_config(**{"target": target, "limits": LIMITS, **settings})
+                engine = evaluated_engine(folders(name), config)
             made[key] = with_features(engine)
         return made[key]
 
     return get
 
 
-def with_features(engine):
-    size = (IDS.size, engine.family.model.hidden_size)
-    engine.features = [pool.new_zeros(size) for pool in engine.features]
-    return engine
+@pytest.fixture(scope="module", params=["tensorrt-rtx", "tensorrt"])
+def target(request) -> str:
+    """Native layers, and plugins."""
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def both(engines):
-    """A function `(family name, **settings) -> (reference, tensorrt)` steps of six requests."""
+def both(engines, target):
+    """A function `family name -> (reference, tensorrt)` steps of six requests."""
 
-    def get(name: str, **settings):
-        targets = ("reference", "tensorrt-rtx")
-        return tuple(Steps(engines(name, target, **settings), IDS) for target in targets)
+    def get(name: str):
+        return tuple(Steps(engines(name, t), IDS) for t in ("reference", target))
 
     return get
-
-
-def largest_error(expected, actual) -> float:
-    """Over the exits of a step."""
-    errors = [0.0]
-    for theirs, ours in zip(expected, actual, strict=True):
-        assert (theirs is None) == (ours is None)
-        if theirs is not None:
-            assert np.isfinite(ours).all()
-            errors.append(float(np.abs(ours - theirs).max()))
-    return max(errors)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -129,19 +121,20 @@ def test_prompt_of_an_awkward_size_equals_the_reference(both, size):
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 16])
-def test_any_block_size_equals_the_reference(folders, tmp_path, block_size):
+def test_any_block_size_equals_the_reference(folders, tmp_path, target, block_size):
     settings = {"block_size": block_size, "limits": EngineLimits(8, 256, 128)}
     ids = IDS[:, :120] if block_size == 5 else IDS
     name = "qwen2, some windows, own heads, m = 1, 3"
     built = build_tiny_engine(folders(name), tmp_path / "e", "reference", **settings)
-    both = load_engine(built), evaluated_engine(folders(name), rtx_config(**settings))
+    config = rtx_config(target=target, **settings)
+    both = load_engine(built), evaluated_engine(folders(name), config)
     reference, tensorrt = (Steps(engine, ids) for engine in both)
     for items in ([(0, 0, 70), (1, 0, 2)], [(1, 2, 3), (0, 70, 71)], [(0, 71, 120), (1, 3, 9)]):
         assert largest_error(reference.step(*items), tensorrt.step(*items)) < TOLERANCE
 
 
-def test_rows_that_exist_already_change_no_byte_of_the_arena(engines):
-    steps = Steps(engines(PLAIN, "tensorrt-rtx"), IDS)
+def test_rows_that_exist_already_change_no_byte_of_the_arena(engines, target):
+    steps = Steps(engines(PLAIN, target), IDS)
     whole = steps.step((0, 0, 100))
     num_frames = steps.engine.kv_spec.num_frames
     before = [t[:num_frames].clone() for pair in steps.engine.arena for t in pair]
@@ -153,9 +146,10 @@ def test_rows_that_exist_already_change_no_byte_of_the_arena(engines):
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-def test_what_others_left_in_the_arena_reaches_no_row(folders, engines):
+def test_what_others_left_in_the_arena_reaches_no_row(folders, engines, target):
     reference = Steps(engines(PLAIN, "reference"), IDS)
-    tensorrt = Steps(evaluated_engine(folders(PLAIN), rtx_config(limits=LIMITS)), IDS)
+    config = rtx_config(target=target, limits=LIMITS)
+    tensorrt = Steps(evaluated_engine(folders(PLAIN), config), IDS)
     for pair in tensorrt.engine.arena:
         for tensor in pair:
             tensor.fill_(np.nan)
@@ -163,10 +157,10 @@ def test_what_others_left_in_the_arena_reaches_no_row(folders, engines):
         assert largest_error(reference.step(*items), tensorrt.step(*items)) < TOLERANCE
 
 
-def test_float16_networks_come_close_to_the_reference(engines):
+def test_float16_networks_come_close_to_the_reference(engines, target):
     name = "qwen3, tied head, m = 1"
     reference = Steps(engines(name, "reference"), IDS)
-    tensorrt = Steps(engines(name, "tensorrt-rtx", dtype="float16"), IDS)
+    tensorrt = Steps(engines(name, target, dtype="float16"), IDS)
     for items in ([(0, 0, 65), (1, 0, 2)], [(0, 65, 66), (1, 2, 40)]):
         expected, actual = reference.step(*items)[-1], tensorrt.step(*items)[-1]
         error = np.sqrt(np.mean((actual - expected) ** 2)) / expected.std()
@@ -175,12 +169,17 @@ def test_float16_networks_come_close_to_the_reference(engines):
 
 # -- seeded faults -------------------------------------------------------------------------------
 
-_original = {name: value for name, value in vars(TensorRtEmitter).items() if callable(value)}
+_original = {
+    name: getattr(owner, name)
+    for owner in (PortableAttention, TensorRtEmitter)
+    for name in dir(owner)
+    if not name.startswith("__")
+}
 
 
 def _square_matrices_not_transposed(emit, x, weight, bias):
     if weight.shape[0] == weight.shape[1]:
-        weight = emit._shuffle(weight, before=(1, 0))
+        weight = emit.shuffle(weight, before=(1, 0))
     return _original["linear"](emit, x, weight, bias)
 
 
@@ -208,30 +207,30 @@ def _next_position_pairs(emit, x, cos, sin):
     """Pairs (2i, 2i + 1) in place of (i, i + d/2)."""
     add = emit.network.add_rotary_embedding
     num_heads, head_dim = x.shape[1], x.shape[2]
-    sequence = emit._shuffle(x, shape=(1, -1, num_heads, head_dim), after=(0, 2, 1, 3))
-    cos, sin = (emit._shuffle(t, shape=(1, -1, head_dim // 2)) for t in (cos, sin))
+    sequence = emit.shuffle(x, shape=(1, -1, num_heads, head_dim), after=(0, 2, 1, 3))
+    cos, sin = (emit.shuffle(t, shape=(1, -1, head_dim // 2)) for t in (cos, sin))
     y = add(sequence, cos, sin, True, head_dim).get_output(0)
-    return emit._shuffle(y, before=(0, 2, 1, 3), shape=(-1, num_heads, head_dim))
+    return emit.shuffle(y, before=(0, 2, 1, 3), shape=(-1, num_heads, head_dim))
 
 
 def _unscaled(emit, value, dtype, rank):
-    return _original["_scalar"](emit, 1.0 if abs(value - 0.25) < 1e-9 else value, dtype, rank)
+    return _original["scalar"](emit, 1.0 if abs(value - 0.25) < 1e-9 else value, dtype, rank)
 
 
-def _window_one_wider(emit, window):
-    return _original["_mask"](emit, None if window is None else window + 1)
+def _window_one_wider(attention, window):
+    return _original["_mask"](attention, None if window is None else window + 1)
 
 
-def _no_window(emit, window):
-    return _original["_mask"](emit, None)
+def _no_window(attention, window):
+    return _original["_mask"](attention, None)
 
 
 def _mask_sees_one_key_less(emit, name, dtype, shape):
     tensor = _original["input"](emit, name, dtype, shape)
     if name != "key_positions":
         return tensor
-    one = emit._scalar(1, torch.int32, 1)
-    return emit._elementwise(tensor, one, emit._trt.ElementWiseOperation.SUB)
+    one = emit.scalar(1, torch.int32, 1)
+    return emit.elementwise(tensor, one, emit.trt.ElementWiseOperation.SUB)
 
 
 def _tables_of_the_first_group(emit, name, dtype, shape):
@@ -244,8 +243,8 @@ def _tables_of_the_first_group(emit, name, dtype, shape):
 def _heads_grouped_in_turn(emit, query, key, value, **where):
     """Query heads 0, 2, 4, … share the first KV head."""
     num_heads, head_dim = emit._family.model.num_heads, emit._family.model.head_dim
-    pairs = emit._shuffle(query, shape=(-1, num_heads // 2, 2, head_dim))
-    query = emit._shuffle(pairs, before=(0, 2, 1, 3), shape=(-1, num_heads * head_dim))
+    pairs = emit.shuffle(query, shape=(-1, num_heads // 2, 2, head_dim))
+    query = emit.shuffle(pairs, before=(0, 2, 1, 3), shape=(-1, num_heads * head_dim))
     return _original["paged_attention"](emit, query, key, value, **where)
 
 
@@ -254,31 +253,28 @@ def _keys_written_for_values(emit, query, key, value, **where):
 
 
 def _features_one_slot_off(emit, below, features, rows):
-    one = emit._scalar(1, torch.int32, 1)
-    shifted = emit._elementwise(rows, one, emit._trt.ElementWiseOperation.SUB)
+    one = emit.scalar(1, torch.int32, 1)
+    shifted = emit.elementwise(rows, one, emit.trt.ElementWiseOperation.SUB)
     return _original["source_rows"](emit, below, features, shifted)
 
 
 FAULTS = {
-    "matrices not transposed": ("linear", _square_matrices_not_transposed),
-    "biases missing": ("linear", _missing_bias),
-    "residual missing": ("add", _missing_residual),
-    "norm's epsilon": ("rms_norm", _wrong_eps),
-    "gate and up swapped": ("swiglu", _swapped_gate_and_up),
-    "sine and cosine swapped": ("rotary_embedding", _swapped_sine_and_cosine),
-    "rotary pairs interleaved": ("rotary_embedding", _next_position_pairs),
-    "attention's scale": ("_scalar", _unscaled),
-    "window one wider": ("_mask", _window_one_wider),
-    "no window": ("_mask", _no_window),
-    "mask one key off": ("input", _mask_sees_one_key_less),
-    "block tables of another layer group": ("input", _tables_of_the_first_group),
-    "query heads grouped in turn": ("paged_attention", _heads_grouped_in_turn),
-    "keys written for values": ("paged_attention", _keys_written_for_values),
-    "features one slot off": ("source_rows", _features_one_slot_off),
+    "matrices not transposed": (TensorRtEmitter, "linear", _square_matrices_not_transposed),
+    "biases missing": (TensorRtEmitter, "linear", _missing_bias),
+    "residual missing": (TensorRtEmitter, "add", _missing_residual),
+    "norm's epsilon": (TensorRtEmitter, "rms_norm", _wrong_eps),
+    "gate and up swapped": (TensorRtEmitter, "swiglu", _swapped_gate_and_up),
+    "sine and cosine swapped": (TensorRtEmitter, "rotary_embedding", _swapped_sine_and_cosine),
+    "rotary pairs interleaved": (TensorRtEmitter, "rotary_embedding", _next_position_pairs),
+    "attention's scale": (TensorRtEmitter, "scalar", _unscaled),
+    "window one wider": (PortableAttention, "_mask", _window_one_wider),
+    "no window": (PortableAttention, "_mask", _no_window),
+    "mask one key off": (TensorRtEmitter, "input", _mask_sees_one_key_less),
+    "block tables of another layer group": (TensorRtEmitter, "input", _tables_of_the_first_group),
+    "query heads grouped in turn": (TensorRtEmitter, "paged_attention", _heads_grouped_in_turn),
+    "keys written for values": (TensorRtEmitter, "paged_attention", _keys_written_for_values),
+    "features one slot off": (TensorRtEmitter, "source_rows", _features_one_slot_off),
 }
-FAULTY = folder_family(  # some matrices are square, and two layer groups in the second segment
-    (1, 3), (), "qwen2", hidden_size=64, qkv_bias=True, sliding_window=9, windowed_layers=(1, 2)
-)
 
 
 @pytest.fixture(scope="module")
@@ -286,22 +282,12 @@ def faulty_folder(tmp_path_factory):
     return write_tiny_family(tmp_path_factory.mktemp("family") / "f", FAULTY)
 
 
-def error_of_a_walk(reference: Steps, tensorrt: Steps) -> float:
-    """Largest error in the first steps of a random walk."""
-    walk, worst = RandomSteps(reference, seed=1), 0.0
-    for _ in range(8):
-        step = walk.next()
-        expected, actual = (s.engine.execute(step).logits for s in (reference, tensorrt))
-        worst = max(worst, largest_error(expected, actual))
-    return worst
-
-
 @pytest.mark.parametrize("fault", [None, *FAULTS])
 def test_fault_in_the_network_is_noticed(faulty_folder, tmp_path, monkeypatch, fault):
     built = build_tiny_engine(faulty_folder, tmp_path / "e", "reference")
     reference = Steps(with_features(load_engine(built)), IDS)
     if fault is not None:
-        monkeypatch.setattr(TensorRtEmitter, *FAULTS[fault])
+        monkeypatch.setattr(*FAULTS[fault])
     tensorrt = Steps(with_features(evaluated_engine(faulty_folder, rtx_config(limits=LIMITS))), IDS)
     error = error_of_a_walk(reference, tensorrt)
     assert error < TOLERANCE if fault is None else error > 20 * TOLERANCE, error

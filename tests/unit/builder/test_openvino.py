@@ -108,7 +108,7 @@ def test_segment_attends_once_a_layer(family, tmp_path):
     ("settings", "expected"),
     [
         ({}, {"f32"}),
-        ({"dtype": "bfloat16"}, {"f32"}),
+        ({"dtype": "bfloat16"}, {"bf16", "f32"}),
         ({"weight_format": "int8"}, {"u8", "f32"}),
         ({"weight_format": "int4"}, {"i4", "u8", "f32"}),
     ],

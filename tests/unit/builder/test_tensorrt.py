@@ -84,7 +84,8 @@ def io_of(segment: int, dtype, num_frames: int):
 
 
 def head_io(dtype):
-    inputs = {"rows": (dtype, (-1, 40)), "gains": (dtype, (2, 40)), "tiers": (trt.int32, (-1,))}
+    inputs = {"rows": (dtype, (-1, 40)), "gains": (dtype, (2, 40))}
+    inputs |= dict.fromkeys(("exit_rows", "tiers"), (trt.int32, (-1,)))
     return inputs, {"logits": (dtype, (-1, 61))}
 
 
@@ -181,7 +182,6 @@ def test_other_gpus_make_another_engine(family, monkeypatch):
     [
         ("dtype", "float64", "float16, bfloat16, float32", "reference"),
         ("kv_dtype", "uint8", "none", "openvino"),
-        ("weight_format", "int8", "none", "openvino"),
     ],
 )
 def test_setting_that_a_target_does_not_take_is_refused_with_one_that_does(

@@ -1,5 +1,6 @@
 """The module behind a TensorRT target: what it can do is known, what is missing is named."""
 
+import gc
 import sys
 from types import SimpleNamespace
 
@@ -75,6 +76,15 @@ def test_reports_of_the_library_are_kept_in_one_line():
     logger.log(api.module.ILogger.ERROR, "first\n second")
     logger.log(api.module.ILogger.WARNING, "a warning")
     assert api.last_error() == "first second"
+
+
+def test_no_garbage_is_collected_while_the_library_makes_an_object():
+    """A builder that is collected in a logger waits for the lock that its caller holds."""
+    logger = load_api("tensorrt-rtx").module.ILogger
+    seen = []
+    module = SimpleNamespace(Builder=lambda logger: seen.append(gc.isenabled()), ILogger=logger)
+    TensorRtApi("tensorrt", module).create("Builder")
+    assert seen == [False] and gc.isenabled()
 
 
 def test_library_that_gives_no_builder_is_named_with_its_report():

@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 
-from mfs_trt.engine.interface import EngineLimits, SegmentInput
+from mfs_trt.engine.interface import EngineLimits, KVCacheSpec, SegmentInput
 from mfs_trt.engine.tensorrt_inputs import (
     MAX_LANE_WIDTH,
     attention_inputs,
+    make_inputs,
     num_scratch_frames,
     write_inputs,
 )
+from mfs_trt.errors import EngineError
 from packed_rows import packed_rows
 
 BLOCK_SIZE = 4
@@ -104,3 +106,49 @@ def test_slots_with_a_gap_in_a_frame_are_refused():
 def test_scratch_frames_hold_a_whole_step(num_tokens, expected):
     limits = EngineLimits(max_num_batched_tokens=num_tokens)
     assert num_scratch_frames(limits, BLOCK_SIZE) == expected
+
+
+# -- the two ways --------------------------------------------------------------------------------
+
+LIMITS = EngineLimits(max_num_batched_tokens=NUM_SCRATCH * BLOCK_SIZE)
+KV_SPEC = KVCacheSpec(1, (2,), 2, 16, BLOCK_SIZE, 1024, NUM_FRAMES - NUM_SCRATCH)
+
+
+def test_portable_plans_are_given_padded_arrays_and_frames_behind_the_arena():
+    rows = packed_rows([(0, 5), (3, 4)], m=2)
+    inputs, expected = make_inputs("portable", LIMITS, KV_SPEC), inputs_of(rows)
+    given = inputs.segment(rows)
+    assert inputs.num_scratch_frames == NUM_SCRATCH
+    assert given.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(given[name], array)
+
+
+def test_plugins_are_given_packed_rows_as_they_are_and_no_frames():
+    rows = packed_rows([(0, 5), (3, 11), (1, 2)], m=2)
+    inputs = make_inputs("plugin", LIMITS, KV_SPEC)
+    given = inputs.segment(rows)
+    assert inputs.num_scratch_frames == 0
+    assert {array.dtype for array in given.values()} == {np.dtype(np.int32)}
+    assert given["query_start_loc"].tolist() == [0, 5, 13, 14]
+    assert given["seq_lens"].tolist() == [5, 11, 2]
+    np.testing.assert_array_equal(given["slot_mapping"], rows.slot_mapping)
+    np.testing.assert_array_equal(given["block_tables"], rows.block_tables)
+    assert given["block_tables"].shape == (3, 3, 2)
+
+
+@pytest.mark.parametrize(("num_blocks", "expected"), [(None, 2), (3, 3)])
+def test_plugins_are_given_as_many_blocks_as_the_longest_request_has_or_as_asked(
+    num_blocks, expected
+):
+    rows = packed_rows([(0, 5), (3, 11)])
+    short = SegmentInput(**{**vars(rows), "seq_lens": np.array([5, 8], np.int32)})
+    given = make_inputs("plugin", LIMITS, KV_SPEC).segment(short, num_blocks)
+    assert given["block_tables"].shape == (2, expected, 1)
+
+
+def test_plans_that_attend_in_an_unknown_way_are_refused():
+    with pytest.raises(
+        EngineError, match="attention: expected portable, plugin, .* got 'telepathy'"
+    ):
+        make_inputs("telepathy", LIMITS, KV_SPEC)

@@ -8,6 +8,7 @@ import ctypes
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,10 +19,11 @@ import torch
 
 from mfs_trt.engine import load_engine, tensorrt_plans
 from mfs_trt.engine.manifest import EngineManifest
-from mfs_trt.engine.tensorrt import upload
+from mfs_trt.engine.packed_arrays import upload
 from mfs_trt.engine.tensorrt_api import load_api
 from mfs_trt.engine.tensorrt_plans import DECODE, PREFILL, TensorRtPlan, check_gpu, load_plans
 from mfs_trt.errors import EngineError
+from run_recorder import RunRecorder
 from tensorrt_evaluator import EvaluatedPlan
 from tensorrt_rig import describe_networks, rtx_config
 from tiny_folders import build_tiny_engine, folder_family, write_tiny_family
@@ -146,14 +148,20 @@ class CudaEngine:
     def get_tensor_dtype(self, name):
         return self._trt.DataType.FLOAT
 
+    def get_device_memory_size_for_profile_v2(self, profile):
+        return 100 + profile
+
     def create_runtime_config(self):
         cache = SimpleNamespace(serialize=lambda: b"kernels", deserialize=lambda content: True)
-        return SimpleNamespace(
-            create_runtime_cache=lambda: cache, set_runtime_cache=lambda cache: True
-        )
+        config = SimpleNamespace(create_runtime_cache=lambda: cache, strategy=None)
+        config.set_runtime_cache = lambda cache: True
+        config.dynamic_shapes_kernel_specialization_strategy = None
+        config.set_execution_context_allocation_strategy = partial(setattr, config, "strategy")
+        return config
 
     def create_execution_context(self, config):
         self.contexts.append(Context(self._plan))
+        self.contexts[-1].config = config
         return self.contexts[-1]
 
 
@@ -162,7 +170,13 @@ class Context:
 
     def __init__(self, plan: EvaluatedPlan) -> None:
         self._plan, self._shapes, self._addresses = plan, {}, {}
-        self.profile = 0
+        self.profile, self.memory, self.is_capturable = 0, None, True
+
+    def set_device_memory(self, address, nbytes):
+        self.memory = (address, nbytes)
+
+    def is_stream_capturable(self, stream):
+        return self.is_capturable
 
     def set_optimization_profile_async(self, profile, stream):
         self.profile = profile
@@ -179,7 +193,7 @@ class Context:
         self._addresses[name] = address
 
     def get_tensor_shape(self, name):
-        (rows,) = {s[0] for n, s in self._shapes.items() if n in ("input_ids", "rows")}
+        (rows,) = {s[0] for n, s in self._shapes.items() if n in ("input_ids", "exit_rows")}
         return (rows, self._plan.outputs[name][1][1])
 
     def execute_async_v3(self, stream):
@@ -224,12 +238,73 @@ def test_head_reads_and_writes_at_the_addresses_of_its_tensors(loaded, profile):
     plan, expected = loaded("head_0")
     for p in (plan, expected):
         p.bind({"gains": torch.arange(80.0).view(2, 40)})
-    for num_rows in (3, 1):
-        tensors = {"rows": torch.randn(num_rows, 40), "tiers": torch.ones(num_rows).int()}
+    for num_exits in (3, 1):
+        exits = {"exit_rows": torch.arange(num_exits).int(), "tiers": torch.ones(num_exits).int()}
+        tensors = {"rows": torch.randn(4, 40), **exits}
         logits = plan.run(tensors, profile)
         assert torch.equal(logits, expected.run(tensors, profile))
-        assert logits.shape == (num_rows, 61)
+        assert logits.shape == (num_exits, 61)
     assert plan._contexts[profile].profile == profile
+
+
+@pytest.fixture
+def head(loaded):
+    """A plan and what it reads; its contents change in place."""
+    plan, expected = loaded("head_0")
+    for p in (plan, expected):
+        p.bind({"gains": torch.rand(2, 40)} if p is plan else plan._bound)
+    exits = {"exit_rows": torch.arange(3).int(), "tiers": torch.ones(3).int()}
+    return plan, expected, {"rows": torch.randn(4, 40), **exits}
+
+
+def test_recorded_run_reads_and_writes_at_its_addresses_whatever_else_runs(head):
+    plan, expected, tensors = head
+    recorder = RunRecorder()
+    recorded = plan.record(tensors, DECODE, recorder)
+    for _ in range(2):
+        tensors["rows"].normal_()
+        recorded.replay()
+        assert torch.equal(recorded.output, expected.run(tensors, DECODE))
+        others = {"rows": torch.randn(2, 40), "exit_rows": torch.zeros(1).int()}
+        others["tiers"] = torch.zeros(1).int()
+        assert torch.equal(plan.run(others, DECODE), expected.run(others, DECODE))
+    assert recorder.counts() == (1, 2)
+
+
+def test_recorded_runs_have_contexts_of_their_own_in_shared_memory(head):
+    plan, _, tensors = head
+    trt = load_api("tensorrt-rtx").module
+    plain = len(plan._engine.contexts)
+    for _ in range(2):
+        plan.record(tensors, DECODE, RunRecorder())
+    first, second = plan._engine.contexts[plain:]
+    assert first.memory == second.memory and first.memory[1] == 100
+    for context in (first, second):
+        assert context.config.strategy == trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        kinds = trt.DynamicShapesKernelSpecializationStrategy
+        assert context.config.dynamic_shapes_kernel_specialization_strategy == kinds.EAGER
+    assert all(c.config.strategy is None for c in plan._engine.contexts[:plain])
+
+
+def test_names_that_recorded_contexts_use_are_those_of_the_library():
+    trt = load_api("tensorrt-rtx").module
+    config = ("set_execution_context_allocation_strategy", "set_runtime_cache")
+    config += ("dynamic_shapes_kernel_specialization_strategy",)
+    assert all(hasattr(trt.IRuntimeConfig, name) for name in config)
+    context = ("set_device_memory", "is_stream_capturable", "set_optimization_profile_async")
+    assert all(hasattr(trt.IExecutionContext, name) for name in context)
+    assert hasattr(trt.ICudaEngine, "get_device_memory_size_for_profile_v2")
+
+
+def test_context_that_cannot_be_captured_is_enqueued_at_each_replay(head, monkeypatch):
+    plan, expected, tensors = head
+    monkeypatch.setattr(Context, "is_stream_capturable", lambda context, stream: False)
+    recorder = RunRecorder()
+    recorded = plan.record(tensors, DECODE, recorder)
+    tensors["rows"].normal_()
+    recorded.replay()
+    assert torch.equal(recorded.output, expected.run(tensors, DECODE))
+    assert recorder.counts() == (0, 0)
 
 
 def test_shape_that_no_profile_takes_is_refused_by_name(loaded):
