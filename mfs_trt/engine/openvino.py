@@ -13,7 +13,7 @@ import openvino as ov
 
 from mfs_trt.engine.interface import EngineLimits, KVCacheSpec, SegmentInput, StepInput, StepOutput
 from mfs_trt.engine.manifest import EngineManifest
-from mfs_trt.engine.openvino_inputs import BoundInputs
+from mfs_trt.engine.openvino_inputs import BoundInputs, as_tensor
 from mfs_trt.engine.openvino_plans import CompiledPlans, compile_plans
 from mfs_trt.errors import EngineError
 from mfs_trt.family.spec import FamilySpec
@@ -80,7 +80,7 @@ class OpenVinoEngine:
             np.zeros((max(1, kv_spec.num_feature_slots), hidden_size), np.float32)
             for _ in family.tiers[:-1]
         ]
-        self._no_rows = ov.Tensor(np.zeros((1, hidden_size), np.float32))
+        self._no_rows = as_tensor(np.zeros((1, hidden_size), np.float32))
         self._embedding = embedding
         self._gains = np.ascontiguousarray(gains, np.float32)
         self._segments = [self._segment(plan, s) for s, plan in enumerate(plans.segments)]
@@ -123,12 +123,12 @@ class OpenVinoEngine:
                 plan.inputs.bind(f"key_cache.{group}.{i}", key.bound)
                 plan.inputs.bind(f"value_cache.{group}.{i}", value.bound)
         if segment == 0:
-            plan.inputs.bind(EMBEDDING, _bound(self._embedding))
+            plan.inputs.bind(EMBEDDING, as_tensor(self._embedding))
         return plan
 
     def _head(self, compiled: ov.CompiledModel) -> "_Plan":
         plan = _Plan(compiled, "logits")
-        plan.inputs.bind("gains", ov.Tensor(self._gains, shared_memory=True))
+        plan.inputs.bind("gains", as_tensor(self._gains))
         return plan
 
     def _run_segment(
@@ -143,8 +143,7 @@ class OpenVinoEngine:
             arrays["input_ids"] = input_ids
         else:
             arrays["source_rows"] = rows.source_rows
-            features = ov.Tensor(self.features[segment - 1], shared_memory=True)
-            plan.inputs.bind("features", features)
+            plan.inputs.bind("features", as_tensor(self.features[segment - 1]))
             plan.inputs.bind("below", self._no_rows if below is None else below)
         return plan.run(arrays)
 
@@ -189,13 +188,6 @@ class OpenVinoEngine:
                 logits[e.tier] = rows[begin : begin + len(e.hidden)]
                 begin += len(e.hidden)
         return StepOutput.from_logits(logits)
-
-
-def _bound(array: np.ndarray) -> ov.Tensor:
-    """OpenVINO's view of the same memory; 16-bit patterns are bfloat16."""
-    if array.dtype == np.uint16:
-        return ov.Tensor(array, list(array.shape), ov.Type.bf16)
-    return ov.Tensor(array, shared_memory=True)
 
 
 def _num_scratch_frames(limits: EngineLimits, spec: KVCacheSpec) -> int:

@@ -25,10 +25,17 @@ class BoundInputs:
             bound = self._arrays.get(name)
             if bound is None or bound.shape != array.shape or bound.dtype != array.dtype:
                 bound = self._arrays[name] = np.array(array, order="C")
-                self.bind(name, ov.Tensor(bound, shared_memory=True))
+                self.bind(name, as_tensor(bound))
             else:
                 np.copyto(bound, array)
 
     def bind(self, name: str, tensor: ov.Tensor) -> None:
         """Let the plan read `tensor` itself, from now on."""
         self._request.set_input_tensor(self._places[name], tensor)
+
+
+def as_tensor(array: np.ndarray) -> ov.Tensor:
+    """OpenVINO's view of the same memory; 16-bit patterns are bfloat16."""
+    if array.dtype == np.uint16:
+        return ov.Tensor(array, list(array.shape), ov.Type.bf16)
+    return ov.Tensor(array, shared_memory=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 
+from mfs_trt.engine.huge_pages import use_huge_pages
 from mfs_trt.engine.manifest import EngineManifest
 from mfs_trt.engine.mapped_pages import release_pages
 from mfs_trt.engine.openvino_attention import put_operator, reading_core
@@ -75,6 +76,7 @@ def compile_plans(folder: Path, manifest: EngineManifest, family: FamilySpec) ->
         try:
             model = core.read_model(path)
             put_operator(model)
+            _keep_narrow(model)
             plan = core.compile_model(model, "CPU", options)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1]
@@ -85,7 +87,22 @@ def compile_plans(folder: Path, manifest: EngineManifest, family: FamilySpec) ->
         return plan
 
     heads = {family.head_name(tier): "" for tier in range(len(family.tiers))}
-    return CompiledPlans(
+    plans = CompiledPlans(
         tuple(compiled(f"segment_{s.index}") for s in family.segments),
         {name: compiled(f"head_{i}") for i, name in enumerate(heads)},
     )
+    use_huge_pages()
+    return plans
+
+
+def _keep_narrow(model: ov.Model) -> None:
+    """Weights stored in bf16 are multiplied as they are: OpenVINO is not to fold their conversion
+    into fp32 weights.
+    """
+    for node in model.get_ops():
+        if node.get_type_name() != "Convert":
+            continue
+        source = node.input_value(0)
+        is_weight = source.get_node().get_type_name() == "Constant"
+        if is_weight and source.get_element_type() == ov.Type.bf16:
+            node.get_rt_info()["decompression_0"] = True

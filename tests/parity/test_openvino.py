@@ -57,7 +57,7 @@ def with_features(engine: Engine, num_slots: int) -> Engine:
     """Gives each boundary a pool of kept hidden states."""
     library = torch if isinstance(engine, ReferenceEngine) else np
     size = (num_slots, engine.family.model.hidden_size)
-    engine.features = [library.zeros(size, dtype=library.float32) for _ in engine.features]
+    engine.features = [library.zeros(size, dtype=f.dtype) for f in engine.features]
     return engine
 
 
