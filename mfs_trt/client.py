@@ -133,9 +133,9 @@ class Client:
         """Chunks as they come. Closing the iterator cancels the request.
 
         `more`: `messages` (chat turns, in place of `prompt`), `tier`, `min_tier`, `max_tier`,
-        `priority`, `deadline_ms`, `request_id`, `draft_tier` (a name or a tuple of them, from low
-        to high), `num_speculative_tokens`, `reuse_prefix`, `cache_salt`. Raises the error that the
-        server names, one of `mfs_trt.errors`.
+        `tier_policy`, `cascade_threshold`, `priority`, `deadline_ms`, `request_id`, `draft_tier` (a
+        name or a tuple of them, from low to high), `num_speculative_tokens`, `reuse_prefix`,
+        `cache_salt`. Raises the error that the server names, one of `mfs_trt.errors`.
         """
         yield from self._chunks(prompt, params or SamplingParams(), is_streaming=True, **more)
 
@@ -212,6 +212,8 @@ _ROUTING_FIELDS = {
     "tier": "BYTES",
     "min_tier": "BYTES",
     "max_tier": "BYTES",
+    "tier_policy": "BYTES",
+    "cascade_threshold": "FP32",
     "priority": "INT32",
     "deadline_ms": "INT32",
     "draft_tier": "BYTES",

@@ -35,7 +35,7 @@ class RequestOutput:
     """A finished request."""
 
     request_id: str
-    tier: str
+    tier: str  # that it finished at
     num_prompt_tokens: int
     outputs: list[CompletionOutput]
 
@@ -69,7 +69,7 @@ class LLM:
         """Complete prompts (texts or token ids), all in one batch; results in the order given.
 
         `params` and `tier` hold for all prompts, or are one per prompt. `more`: further fields of
-        `PromptRequest`, for all: `draft_tiers`, `num_speculative_tokens`, `reuse_prefix`, …
+        `PromptRequest`, for all: `tier_policy`, `min_tier`, `draft_tiers`, `reuse_prefix`, …
         """
         is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
         several: Sequence[Any] = [prompts] if is_one else prompts
@@ -177,6 +177,7 @@ def _collect(results: dict[str, RequestOutput], event: TokenEvent) -> None:
     )
     while len(output.outputs) <= event.sequence_index:
         output.outputs.append(CompletionOutput(len(output.outputs)))
+    output.tier = event.tier
     completion = output.outputs[event.sequence_index]
     completion.text += event.text
     completion.token_ids += event.token_ids

@@ -39,6 +39,8 @@ class PromptRequest:
     tier: str | None = None  # None: the highest that min_tier/max_tier allow
     min_tier: str | None = None
     max_tier: str | None = None
+    tier_policy: str | None = None  # explicit, deadline, load or cascade; None: the server's
+    cascade_threshold: float | None = None  # mean log-probability of a token, natural
     priority: int = 0  # higher runs first
     deadline_s: float | None = None  # seconds from submission
     stop_token_ids: tuple[tuple[int, ...], ...] = ()  # stop words given as token sequences
@@ -100,6 +102,7 @@ class Request:
     deadline_time_s: float | None = None
     highest_tier: int = -1  # that it may come to run at; -1: `tier`
     draft_levels: tuple[int, ...] = ()  # tiers below `tier` that draft, ascending
+    _asked_levels: tuple[int, ...] = field(init=False)  # of them, at whatever tier it started
     token_ids: list[int] = field(init=False)
     output_token_ids: list[int] = field(default_factory=list)  # final
     num_accepted: list[int] = field(init=False)  # one per level
@@ -123,6 +126,7 @@ class Request:
         self.num_computed_tokens = [0] * (self.tier + 1)
         self.highest_tier = max(self.tier, self.highest_tier)
         self.num_accepted = [len(self.token_ids)] * len(self.levels)
+        self._asked_levels = self.draft_levels
         self.drafted_by_level = [0] * len(self.draft_levels)
         self.accepted_by_level = [0] * len(self.draft_levels)
 
@@ -179,7 +183,7 @@ class Request:
         self.num_computed_tokens = counts + [0] * (tier + 1 - len(counts))
         self.tier = tier
         self.highest_tier = max(tier, self.highest_tier)
-        self.draft_levels = tuple(t for t in self.draft_levels if t < tier)
+        self.draft_levels = tuple(t for t in self._asked_levels if t < tier)
         self.num_accepted = [self.num_final_tokens] * len(self.levels)
 
     def drop_drafts(self) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from mfs_trt.builder.cache import resolve_engine
 from mfs_trt.engine.manifest import EngineManifest
 from mfs_trt.engine.threads import PASSIVE_WAITING
+from mfs_trt.scheduler.tier_policy import EXPLICIT
 from mfs_trt.serving.config import ServeConfig
 from mfs_trt.serving.launcher import TritonServer
 from mfs_trt.serving.live import watch
@@ -29,6 +30,9 @@ def serve(
         str, typer.Option(help="Address to listen on. There is no access control.")
     ] = "127.0.0.1",
     max_queue_size: Annotated[int, typer.Option(help="Requests that may wait.")] = 1024,
+    tier_policy: Annotated[
+        str, typer.Option(help="Of requests that name neither a policy nor a tier.")
+    ] = EXPLICIT,
     model_repository_out: Annotated[
         Path | None, typer.Option(help="Write the model repository here, and leave it there.")
     ] = None,
@@ -46,7 +50,7 @@ def serve(
     engine_dir = resolve_engine(engine)
     server = TritonServer(
         engine_dir,
-        config=ServeConfig(engine="", max_queue_size=max_queue_size),
+        config=ServeConfig(engine="", max_queue_size=max_queue_size, tier_policy=tier_policy),
         host=host,
         http_port=http_port,
         grpc_port=grpc_port,

@@ -56,6 +56,11 @@ class FeatureStore:
         """
         pool, size = self.pools[boundary], self._block_size
         kept = self._kept.get((request.request_id, boundary), _EMPTY)
+        if kept.first < first == kept.last == last - 1 and first % size:
+            block = kept.blocks[first // size]
+            if block.key is None and block.ref_count == 1:
+                kept.last = last
+                return True  # the next token, in a block that is there: nearly always
         goes_on = kept.first <= first <= kept.last
         if not goes_on and kept.first < kept.last and above < first:
             return False

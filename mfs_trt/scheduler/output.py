@@ -19,6 +19,16 @@ class SegmentItems:
     exit_items: np.ndarray  # [num_exits] int32: items whose last rows' logits are wanted here
     exit_counts: np.ndarray  # [num_exits] int32: how many rows of each
 
+    @property
+    def num_rows(self) -> int:
+        return int((self.last_tokens - self.first_tokens).sum())
+
+    @property
+    def num_rows_again(self) -> int:
+        """Of them, those whose keys and values exist: run for a feature that was gone."""
+        again = np.minimum(self.last_tokens, self.stored_from) - self.first_tokens
+        return int(np.maximum(again, 0).sum())
+
 
 @dataclass(frozen=True)
 class SchedulerOutput:

@@ -32,13 +32,11 @@ class Plan(NamedTuple):
         return len(request.token_ids) - request.num_accepted[self.level] + 1
 
     @property
-    def counts(self) -> list[int]:
+    def counts(self) -> tuple[int, ...]:
         """Computed tokens per segment when the step is over."""
-        counts = list(self.request.num_computed_tokens)
-        for s, last in enumerate(self.last):
-            if last > counts[s]:
-                counts[s] = last
-        return counts
+        counts = self.request.num_computed_tokens
+        reached = [b if b > a else a for a, b in zip(counts, self.last, strict=False)]
+        return (*reached, *counts[len(reached) :])
 
 
 def level_to_run(request: Request, draft_lengths: Sequence[int]) -> int:
@@ -46,12 +44,23 @@ def level_to_run(request: Request, draft_lengths: Sequence[int]) -> int:
 
     A level drafts until `draft_lengths[level]` of its tokens wait for the level above, or no more
     are wanted; then that level verifies, the highest one that has cause to first. While the deepest
-    segments have more to catch up with than drafts, they do that before anything else.
+    segments have more to catch up with than drafts, they do that before anything else. A level that
+    has run the last token already, as while deeper segments caught up, has nothing to run.
     """
     accepted = request.num_accepted
+    computed = request.num_computed_tokens
     top = len(accepted) - 1
-    if top == 0 or request.num_computed_tokens[-1] < accepted[-1] - 1:
+    if top == 0 or computed[-1] < accepted[-1] - 1:
         return top
+    level = _wanted_level(request, draft_lengths)
+    while level < top and computed[request.draft_levels[level]] >= len(request.token_ids):
+        level += 1
+    return level
+
+
+def _wanted_level(request: Request, draft_lengths: Sequence[int]) -> int:
+    accepted = request.num_accepted
+    top = len(accepted) - 1
     for level in reversed(range(top)):
         wanted = min(draft_lengths[level], request.max_num_tokens - accepted[level + 1] - 1)
         num_drafts = accepted[level] - accepted[level + 1]

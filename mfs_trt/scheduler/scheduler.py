@@ -8,19 +8,20 @@ many segments chase.
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-import numpy as np
-
 from mfs_trt.engine.interface import EngineLimits
 from mfs_trt.errors import RequestTooLargeError
 from mfs_trt.kv_cache.manager import KVCacheManager
 from mfs_trt.request import FinishReason, Request, RequestStatus
-from mfs_trt.scheduler.output import Decided, SchedulerOutput, SegmentItems
-from mfs_trt.scheduler.pacing import Pacing
+from mfs_trt.scheduler.assembly import assemble
+from mfs_trt.scheduler.drafting import DEFAULT_DRAFTS, Drafting
+from mfs_trt.scheduler.open_step import OpenStep
+from mfs_trt.scheduler.output import Decided, SchedulerOutput
+from mfs_trt.scheduler.pacing import MIN_ROWS, Pacing
 from mfs_trt.scheduler.plan import Plan, level_to_run, make_plan
 from mfs_trt.scheduler.queue import WaitingQueue, rank
+from mfs_trt.scheduler.step_cost import work_of_plans
 
 MAX_SET_ASIDE = 16  # waiting requests that do not fit, until a step looks no further
-DEFAULT_DRAFTS = 4
 MAX_PASSES = 64  # times a request that does not fit may be passed before it blocks the queue
 
 
@@ -28,12 +29,18 @@ class Scheduler:
     """Owns the queues and the counts of all requests; no tensors, no clocks."""
 
     def __init__(
-        self, limits: EngineLimits, kv_cache: KVCacheManager, pacing: Pacing | None = None
+        self,
+        limits: EngineLimits,
+        kv_cache: KVCacheManager,
+        pacing: Pacing | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
-        """`pacing` None: prompts take all rows that decodes leave."""
+        """`pacing` None: prompts take all rows that decodes leave. `drafting` None: the number of
+        drafts is fixed.
+        """
         self.limits = limits
         self.kv_cache = kv_cache
-        self.pacing = pacing
+        self.pacing, self.drafting = pacing, drafting
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue()
         self.running: list[Request] = []  # in rank order
@@ -77,6 +84,8 @@ class Scheduler:
         elif request.status is RequestStatus.WAITING:
             self.waiting.remove(request)
         self.kv_cache.forget(request)
+        if self.drafting is not None:
+            self.drafting.forget(request)
         self._num_passes.pop(request.request_id, None)
         del self.requests[request.request_id]
         request.status = RequestStatus.FINISHED
@@ -108,30 +117,25 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Decide a step and allocate its memory; counts move when `update` hears that it ran."""
-        rows_left = [self.limits.max_num_batched_tokens] * self._num_segments
-        plans: dict[str, Plan] = {}
-        preempted: list[str] = []
-        self._schedule_running(rows_left, plans, preempted)
-        self._schedule_waiting(rows_left, plans, preempted)
-        return self._output(list(plans.values()), preempted)
+        step = OpenStep([self.limits.max_num_batched_tokens] * self._num_segments)
+        self._schedule_running(step)
+        self._schedule_waiting(step)
+        plans = list(step.plans.values())
+        saved_from = self._keep_features(plans)
+        return assemble(plans, saved_from, step.preempted, self._num_segments)
 
     @property
     def _num_segments(self) -> int:
         return len(self.kv_cache.spec.groups_per_segment)
 
-    def _schedule_running(
-        self, rows_left: list[int], plans: dict[str, Plan], preempted: list[str]
-    ) -> None:
+    def _schedule_running(self, step: OpenStep) -> None:
         """Small gaps first: a long prompt takes what running decodes leave of the budget."""
-        gaps = {id(r): r.num_computed_tokens[-1] < r.num_final_tokens - 1 for r in self.running}
-        are_decodes_planned = False
+        step.depth = self._choose_drafts()
+        gaps = {id(r): _has_gap(r) for r in self.running}
         for request in sorted(self.running, key=lambda r: gaps[id(r)]):
             if request.status is not RequestStatus.RUNNING:
                 continue  # a preemption earlier in this loop
-            if gaps[id(request)] and not are_decodes_planned:
-                are_decodes_planned = True
-                self._leave_time(rows_left)
-            plan = self._plan(request, rows_left)
+            plan = self._plan(request, step)
             if plan is None:
                 continue
             victims = self._victims(request, below=rank(request))
@@ -139,35 +143,33 @@ class Scheduler:
                 victim = next(victims, None)
                 if victim is None:
                     break  # set aside: whoever ranks higher finishes first and frees memory
-                self._preempt(victim, rows_left, plans, preempted)
+                self._preempt(victim, step)
             else:
-                self._take(plan, rows_left, plans)
-        if not are_decodes_planned:
-            self._leave_time(rows_left)
+                self._take(plan, step)
 
-    def _leave_time(self, rows_left: list[int]) -> None:
-        """What is left of the budget is for prompts: no more than running decodes can bear."""
-        if self.pacing is None:
-            return
-        budget = self.limits.max_num_batched_tokens
-        most = self.pacing.prompt_rows([budget - left for left in rows_left])
-        if most is not None:
-            rows_left[:] = [min(left, most) for left in rows_left]
+    def _choose_drafts(self) -> int:
+        """The deepest segment that running requests need in this step, where some draft; else -1.
 
-    def _schedule_waiting(
-        self, rows_left: list[int], plans: dict[str, Plan], preempted: list[str]
-    ) -> None:
-        """Admit in rank order; what does not fit now is set aside and may be passed, for a while.
+        Whoever drafts by what it pays verifies in that step: the deep segments run in any case.
+        """
+        if self.drafting is None or not any(r.draft_levels for r in self.running):
+            return -1
+        self.drafting.choose(self.running)
+        return max(r.levels[level_to_run(r, self.draft_lengths(r))] for r in self.running)
+
+    def _schedule_waiting(self, step: OpenStep) -> None:
+        """Admit in the queue's order; what does not fit now is set aside and may be passed for a
+        while.
 
         Whoever was preempted in this step waits for the next, and nobody behind passes.
         """
         passed: list[Request] = []
         for request in list(self.waiting):
-            if rows_left[0] <= 0 or self._is_behind(request, preempted):
+            if step.rows_left[0] <= 0 or self._is_behind(request, step.preempted):
                 break
             self.kv_cache.open(request)
-            plan = self._plan(request, rows_left)
-            if plan is None or not self._admit(request, plan, rows_left, plans, preempted):
+            plan = self._plan(request, step)
+            if plan is None or not self._admit(request, plan, step):
                 self.kv_cache.close(request)
                 request.num_computed_tokens = [0] * len(request.num_computed_tokens)
                 if plan is None:
@@ -187,7 +189,7 @@ class Scheduler:
             request.status = RequestStatus.RUNNING
             self.running.append(request)
             self.running.sort(key=rank)
-            self._take(plan, rows_left, plans)
+            self._take(plan, step)
 
     def _is_behind(self, request: Request, preempted: list[str]) -> bool:
         return any(rank(self.requests[other]) <= rank(request) for other in preempted)
@@ -195,21 +197,14 @@ class Scheduler:
     def _is_overtaken(self, request: Request) -> bool:
         return self._num_passes.get(request.request_id, 0) >= MAX_PASSES
 
-    def _admit(
-        self,
-        request: Request,
-        plan: Plan,
-        rows_left: list[int],
-        plans: dict[str, Plan],
-        preempted: list[str],
-    ) -> bool:
+    def _admit(self, request: Request, plan: Plan, step: OpenStep) -> bool:
         """A seat and memory for all that is known of `request`; lower priorities make way."""
         room = [request.num_tokens] * len(request.num_computed_tokens)
         victims = self._who_makes_way(request, room)
         if victims is None:
             return False
         for victim in victims:
-            self._preempt(victim, rows_left, plans, preempted)
+            self._preempt(victim, step)
         return self.kv_cache.allocate_slots(request, plan.last)
 
     def _who_makes_way(self, request: Request, room: list[int]) -> list[Request] | None:
@@ -234,10 +229,32 @@ class Scheduler:
             free += self.kv_cache.num_frames_held(victim)
         return chosen
 
-    def _plan(self, request: Request, rows_left: list[int]) -> Plan | None:
+    def _plan(self, request: Request, step: OpenStep) -> Plan | None:
         level = level_to_run(request, self.draft_lengths(request))
+        if step.depth >= 0 and self._is_adaptive(request):
+            level = max(level, sum(tier <= step.depth for tier in request.levels) - 1)
+        rows_left = self._rows_left(request, step)
         features = self.kv_cache.features
         return make_plan(request, level, rows_left, partial(features.end, request))
+
+    def _rows_left(self, request: Request, step: OpenStep) -> list[int]:
+        """The budget; of prompts, no more than running decodes can bear."""
+        if self.pacing is None or not _has_gap(request):
+            return step.rows_left
+        if not step.is_paced:
+            groups = self.kv_cache.spec.groups_per_segment
+            decodes = work_of_plans(step.plans.values(), groups)
+            step.is_paced, step.spare_s = True, self.pacing.spare_seconds(decodes)
+        if step.spare_s is None:
+            return step.rows_left
+        most = self.pacing.cost.rows_within(step.spare_s, request.num_computed_tokens[-1])
+        if not step.has_prompt:
+            most = max(most, MIN_ROWS)
+        return [min(left, most) for left in step.rows_left]
+
+    def _is_adaptive(self, request: Request) -> bool:
+        has_choice = request.prompt_request.num_speculative_tokens is None
+        return self.drafting is not None and has_choice and bool(request.draft_levels)
 
     def draft_lengths(self, request: Request) -> Sequence[int]:
         """Drafts that each level makes before the next one verifies them, all in one step."""
@@ -246,14 +263,21 @@ class Scheduler:
         num_levels = len(request.draft_levels)
         if not self.kv_cache.features.has_room:
             return (0,) * num_levels
-        wanted = request.prompt_request.num_speculative_tokens
         most = (self.limits.max_num_batched_tokens - 1) // num_levels
-        return (min(DEFAULT_DRAFTS if wanted is None else wanted, most),) * num_levels
+        wanted = request.prompt_request.num_speculative_tokens
+        if wanted is not None:
+            return (min(wanted, most),) * num_levels
+        if self.drafting is None:
+            return (min(DEFAULT_DRAFTS, most),) * num_levels
+        return [min(length, most) for length in self.drafting.lengths(request)]
 
-    def _take(self, plan: Plan, rows_left: list[int], plans: dict[str, Plan]) -> None:
-        for segment, last in enumerate(plan.last):
-            rows_left[segment] -= last - plan.first[segment]
-        plans[plan.request.request_id] = plan
+    def _take(self, plan: Plan, step: OpenStep) -> None:
+        step.take(plan)
+        if step.is_paced:
+            step.has_prompt = True
+            if step.spare_s is not None and self.pacing is not None:
+                num_rows = max(b - a for a, b in zip(plan.first, plan.last, strict=True))
+                step.spare_s -= self.pacing.cost.row_seconds(num_rows, plan.first[-1])
 
     def _victims(self, request: Request, below: tuple[float | str, ...]) -> Iterator[Request]:
         """Running requests that rank behind `below` and may make way for `request`, last first."""
@@ -261,18 +285,9 @@ class Scheduler:
             if other is not request and rank(other) > below:
                 yield other
 
-    def _preempt(
-        self,
-        victim: Request,
-        rows_left: list[int],
-        plans: dict[str, Plan],
-        preempted: list[str],
-    ) -> None:
+    def _preempt(self, victim: Request, step: OpenStep) -> None:
         """Take the victim's memory; it waits and is computed again from the start."""
-        plan = plans.pop(victim.request_id, None)
-        if plan is not None:
-            for segment, (first, last) in enumerate(zip(plan.first, plan.last, strict=True)):
-                rows_left[segment] += last - first
+        step.preempt(victim.request_id)
         self.running.remove(victim)
         self.kv_cache.close(victim)
         victim.drop_drafts()
@@ -281,60 +296,28 @@ class Scheduler:
         victim.status = RequestStatus.WAITING
         self.waiting.add(victim)
         self.num_preemptions += 1
-        preempted.append(victim.request_id)
 
-    def _output(self, plans: Sequence[Plan], preempted: list[str]) -> SchedulerOutput:
-        """Deepest first: a deeper segment's rows are mostly the first rows of the one below."""
-        ordered = sorted(plans, key=lambda p: -p.depth)
-        segments: list[SegmentItems | None] = []
-        sampled: list[tuple[str, ...]] = []
-        for s in range(self._num_segments):
-            items = [p for p in ordered if s <= p.depth and p.last[s] > p.first[s]]
-            exits = [(i, n) for i, p in enumerate(items) if p.depth == s and (n := p.num_exit_rows)]
-            sampled.append(tuple(items[i].request.request_id for i, _ in exits))
-            if not items:
-                segments.append(None)
-                continue
-            table = np.array([self._item(p, s) for p in items], np.int32)
-            exit_table = np.array(exits, np.int32).reshape(-1, 2)
-            segments.append(SegmentItems(*table.T.copy(), *exit_table.T.copy()))
-            self.num_rows[s] += int((table[:, 2] - table[:, 1]).sum())
-        input_ids: list[int] = []
-        for plan in ordered:
-            input_ids += plan.request.token_ids[plan.first[0] : plan.last[0]]
-        return SchedulerOutput(
-            segments=tuple(segments),
-            input_ids=np.array(input_ids, np.int32),
-            computed=tuple((p.request.request_id, tuple(p.counts)) for p in ordered),
-            sampled=tuple(sampled),
-            levels={p.request.request_id: p.level for p in ordered},
-            preempted=tuple(preempted),
-        )
-
-    def _item(self, plan: Plan, s: int) -> tuple[int, int, int, int, int]:
-        """Row, first and last token, and from where on keys and values, and features, are kept.
-
-        Features are kept of rows that the segment above does not take in this step, as far as the
-        pool has room.
+    def _keep_features(self, plans: Sequence[Plan]) -> list[dict[str, int]]:
+        """Room for the features of rows that the segment above does not take in this step, as far
+        as the pool has any. → per boundary: request id → first token kept.
         """
-        request, first, last = plan.request, plan.first[s], plan.last[s]
-        stored_from = request.num_computed_tokens[s]
-        if stored_from > first:
-            self.num_rows_again[s] += min(last, stored_from) - first
-        saved_from = last
-        if s < plan.depth and plan.last[s + 1] == last:
-            pass  # the segment above takes them all: the usual case
-        elif s + 1 < self._num_segments and self.kv_cache.features.has_room:
+        features, top = self.kv_cache.features, self._num_segments - 1
+        saved_from: list[dict[str, int]] = [{} for _ in range(top)]
+        if not features.has_room:
+            return saved_from
+        for plan in plans:
+            request, first, last, depth = plan.request, plan.first, plan.last, plan.depth
+            if depth == top and last[0] == last[-1]:
+                continue  # the segments above take them all: the usual case
             counts = request.num_computed_tokens
-            above = counts[s + 1] if s + 1 < len(counts) else 0
-            if s < plan.depth:
-                above = max(above, plan.last[s + 1])
-            saved_from = max(first, above)
-            if saved_from < last and not self.kv_cache.features.reserve(
-                request, s, saved_from, last, above
-            ):
-                saved_from = last
-        return request.row, first, last, stored_from, saved_from
+            for s in range(min(depth + 1, top)):
+                above = counts[s + 1] if s + 1 < len(counts) else 0
+                if s < depth:
+                    above = max(above, last[s + 1])
+                start = max(first[s], above)
+                if start < last[s] and features.reserve(request, s, start, last[s], above):
+                    saved_from[s][request.request_id] = start
+        return saved_from
 
     def update(self, output: SchedulerOutput, decided: dict[str, Decided]) -> None:
         """The step ran: move the counts, put the decided tokens behind those that stand at their
@@ -342,6 +325,10 @@ class Scheduler:
 
         Of the tokens of a request's own tier those behind its last one are left out.
         """
+        for s, items in enumerate(output.segments):
+            if items is not None:
+                self.num_rows[s] += items.num_rows
+                self.num_rows_again[s] += items.num_rows_again
         for request_id, computed in output.computed:
             self.requests[request_id].num_computed_tokens = list(computed)
         finished: list[tuple[Request, FinishReason]] = []
@@ -352,12 +339,22 @@ class Scheduler:
                 token_ids, reason = self._until_finished(request, token_ids)
                 if reason is not None:
                     finished.append((request, reason))
+            if level:
+                self._observe_drafts(request, level, token_ids)
             request.stand(level, token_ids, decision.probs)
-            self.kv_cache.features.rewind(request)
+            if level:  # drafts may have fallen
+                self.kv_cache.features.rewind(request)
         for request_id, _ in output.computed:
             self.kv_cache.commit(self.requests[request_id])
         for request, reason in finished:
             self.finish(request, reason)
+
+    def _observe_drafts(self, request: Request, level: int, token_ids: Sequence[int]) -> None:
+        """Of the drafts that `level` decides on, those which the level just below it made."""
+        num_drafts = request.num_accepted[level - 1] - request.num_accepted[level]
+        if num_drafts and self.drafting is not None:
+            num_accepted = min(num_drafts, len(token_ids) - 1)
+            self.drafting.observe(request, level - 1, num_drafts, num_accepted)
 
     def _until_finished(
         self, request: Request, token_ids: Sequence[int]
@@ -370,3 +367,8 @@ class Scheduler:
             if num_output + i >= request.params.max_tokens:
                 return token_ids[:i], FinishReason.LENGTH
         return token_ids, None
+
+
+def _has_gap(request: Request) -> bool:
+    """Whether more than the next token is to be computed, drafts aside."""
+    return request.num_computed_tokens[-1] < request.num_final_tokens - 1

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mfs_trt.errors import ConfigError
+from mfs_trt.scheduler.tier_policy import EXPLICIT, TIER_POLICIES
 
 SERVE_CONFIG_NAME = "serve.json"
 STOPPING_NAME = "stopping"  # file beside it: the server is about to stop, no more tickets
@@ -26,6 +27,7 @@ _FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "metrics_period_s": (int, float),
     "drain_timeout_s": (int, float),
     "max_step_ms": (int, float),
+    "tier_policy": (str,),
     "excludes_input": (bool,),
     "ignored_parameters": (list,),
 }
@@ -44,6 +46,7 @@ class ServeConfig:
     metrics_period_s: float = 1.0
     drain_timeout_s: float = 20.0  # how long unloading waits for running requests
     max_step_ms: float = 0.0  # longest step that prompts may cause beside decodes; 0: by their own
+    tier_policy: str = EXPLICIT  # of requests that name neither a policy nor a tier
     excludes_input: bool = False  # for requests that do not set exclude_input_in_output
     ignored_parameters: tuple[str, ...] = ()  # patterns of request parameters to ignore (fnmatch)
 
@@ -53,6 +56,10 @@ class ServeConfig:
             raise ConfigError(f"max_queue_size: expected at least 1, got {self.max_queue_size}")
         if self.max_step_ms < 0:
             raise ConfigError(f"max_step_ms: expected at least 0, got {self.max_step_ms}")
+        if self.tier_policy not in TIER_POLICIES:
+            raise ConfigError(
+                f"tier_policy: expected one of {', '.join(TIER_POLICIES)}, got {self.tier_policy!r}"
+            )
         for name in ("cancel_poll_s", "ticket_period_s", "metrics_period_s", "drain_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}: expected above 0, got {getattr(self, name)}")

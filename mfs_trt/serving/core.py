@@ -15,11 +15,14 @@ from mfs_trt.errors import InvalidRequestError
 from mfs_trt.kv_cache.manager import KVCacheManager
 from mfs_trt.request import FinishReason, PromptRequest, Request, TokenEvent
 from mfs_trt.scheduler.batch import prepare
+from mfs_trt.scheduler.drafting import Drafting
 from mfs_trt.scheduler.output import SchedulerOutput
 from mfs_trt.scheduler.pacing import Pacing
 from mfs_trt.scheduler.scheduler import Scheduler
-from mfs_trt.scheduler.tier_policy import choose_draft_levels, choose_tier
+from mfs_trt.scheduler.step_cost import StepCost, work_of_step
+from mfs_trt.scheduler.tier_policy import EXPLICIT, choose_draft_levels, choose_policy
 from mfs_trt.serving.decisions import Decision, cut, decide
+from mfs_trt.serving.steering import Steering, SwitchCounter
 from mfs_trt.serving.text_stream import TextStream
 from mfs_trt.tokenizer import Tokenizer
 
@@ -31,9 +34,16 @@ class EngineCore:
     """
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer | None, pacing: Pacing | None = None
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer | None,
+        pacing: Pacing | None = None,
+        tier_policy: str = EXPLICIT,
     ) -> None:
-        """`pacing`: keeps running decodes going while prompts are computed; None: does not."""
+        """`pacing`: keeps running decodes going while prompts are computed, and drafts as far as it
+        pays; None: prompts take all rows, and drafts are as many as asked for.
+        `tier_policy`: of requests that name neither a policy nor a tier.
+        """
         self.engine = engine
         self.pacing = pacing
         self.tokenizer = tokenizer
@@ -41,6 +51,8 @@ class EngineCore:
         self.limits = engine.limits
         self.last_step_duration_s = 0.0
         self.num_steps = 0
+        self.num_tier_switches: SwitchCounter = SwitchCounter()
+        self._tier_policy = tier_policy
         self.reset()
 
     def reset(self) -> None:
@@ -51,7 +63,9 @@ class EngineCore:
             self.limits.max_model_len,
             self.family.revision,
         )
-        self.scheduler = Scheduler(self.limits, kv_cache, self.pacing)
+        drafting = None if self.pacing is None else Drafting(self.pacing.cost)
+        self.scheduler = Scheduler(self.limits, kv_cache, self.pacing, drafting)
+        self._steering = Steering(self.scheduler, self.pacing, self.num_tier_switches)
         self._texts: dict[str, TextStream] = {}
 
     @property
@@ -66,8 +80,8 @@ class EngineCore:
         Raises `InvalidRequestError`, `RequestTooLargeError` or `FamilyError` (unknown tier).
         """
         params = prompt_request.params
-        tier = choose_tier(prompt_request, self.family)
-        draft_levels = choose_draft_levels(prompt_request, self.family, tier)
+        policy = choose_policy(prompt_request, self.family, self._tier_policy)
+        draft_levels = choose_draft_levels(prompt_request, self.family, policy.start)
         token_ids = self._prompt_token_ids(prompt_request)
         now = time.monotonic()
         deadline = prompt_request.deadline_s
@@ -81,7 +95,8 @@ class EngineCore:
                 prompt_request=prompt_request,
                 sequence_index=i,
                 prompt_token_ids=token_ids,
-                tier=tier,
+                tier=policy.start,
+                highest_tier=policy.start if policy.name == EXPLICIT else policy.high,
                 draft_levels=draft_levels,
                 params=params,
                 seed=(base_seed + i) % 2**64,
@@ -104,6 +119,8 @@ class EngineCore:
             ]
             self._texts[request.request_id] = TextStream(self.tokenizer, request.params, stop_texts)
         self.scheduler.add(request)
+        policy = choose_policy(request.prompt_request, self.family, self._tier_policy)
+        self._steering.add(request, policy, time.monotonic())
 
     def abort(self, request_id: str) -> None:
         """End every sequence of `request_id` and free its memory; unknown ids are ignored."""
@@ -115,13 +132,14 @@ class EngineCore:
     def switch_tier(self, request_id: str, tier: str) -> None:
         """Run every sequence of an open request at another tier from its next token on.
 
-        Unknown ids are ignored: the request may have ended. Raises `FamilyError` for an unknown
-        tier, `RequestTooLargeError` when the arena could never hold the request there.
+        That ends the request's policy. Unknown ids are ignored: the request may have ended. Raises
+        `FamilyError` for an unknown tier, `RequestTooLargeError` when the arena could never hold
+        the request there.
         """
         index = self.family.tier_index(tier)
         for request in list(self.scheduler.requests.values()):
-            if request.prompt_request.request_id == request_id and request.tier != index:
-                self.scheduler.switch(request, index)
+            if request.prompt_request.request_id == request_id:
+                self._steering.switch(request, index)
 
     # -- one step --------------------------------------------------------------------------------
 
@@ -147,8 +165,9 @@ class EngineCore:
         self.num_steps += 1
         self.last_step_duration_s = time.monotonic() - started
         if self.pacing is not None:
-            rows = [0 if s is None else s.num_rows for s in step_input.segments]
-            self.pacing.cost.observe(rows, self.last_step_duration_s)
+            work = work_of_step(output.segments, kv_cache.spec.groups_per_segment)
+            self.pacing.cost.observe(work, self.last_step_duration_s)
+        self._steering.after_step(decisions, time.monotonic())
         return events
 
     def add_text(self, event: TokenEvent) -> TokenEvent:
@@ -280,14 +299,17 @@ def sequence_id(request_id: str, sequence_index: int) -> str:
     return f"{request_id}#{sequence_index}"
 
 
-def load_core(engine_dir: Path | str, *, max_step_s: float | None = None) -> EngineCore:
+def load_core(
+    engine_dir: Path | str, *, max_step_s: float | None = None, tier_policy: str = EXPLICIT
+) -> EngineCore:
     """Everything that serves an engine folder: engine, tokenizer, scheduler.
 
     `max_step_s`: longest step that prompts may cause beside running decodes; by default less than
-    twice a step of decodes alone.
+    twice a step of decodes alone. `tier_policy`: of requests that name none.
     """
     engine = load_engine(engine_dir)
     family_dir = Path(EngineManifest.load(engine_dir).family)
     has_tokenizer = any(family_dir.glob("tokenizer*"))
     tokenizer = Tokenizer(family_dir) if has_tokenizer else None
-    return EngineCore(engine, tokenizer, Pacing(len(engine.family.segments), max_step_s=max_step_s))
+    cost = StepCost(engine.kv_spec.groups_per_segment)
+    return EngineCore(engine, tokenizer, Pacing(cost, max_step_s=max_step_s), tier_policy)

@@ -29,6 +29,7 @@ class EngineStats:
     num_requests_finished_total: int
     num_requests_failed_total: int
     output_tokens_by_tier: dict[str, int]
+    num_tier_switches: dict[tuple[str, str], int]  # by policy and direction
     last_step_duration_s: float
     is_healthy: bool
     is_draining: bool
@@ -104,6 +105,7 @@ class EngineCounters:
             num_requests_finished_total=self.num_finished,
             num_requests_failed_total=self.num_failed,
             output_tokens_by_tier=dict(self.output_tokens_by_tier),
+            num_tier_switches=dict(core.num_tier_switches),
             last_step_duration_s=core.last_step_duration_s,
             is_healthy=is_healthy,
             is_draining=is_draining,

@@ -18,10 +18,13 @@ SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 INTER_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 TOKEN_LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)  # as in TensorRT-LLM's backend
 
+_Label = str | tuple[str, ...] | None
+_Value = str | tuple[str, ...]  # of the label, or of each
+
 _PAGE_NBYTES = os.sysconf("SC_PAGE_SIZE")
 
-# family name: (help, label that tells its rows apart)
-_GAUGES = {
+# family name: (help, label that tells its rows apart, or several)
+_GAUGES: dict[str, tuple[str, _Label]] = {
     "nv_trt_llm_request_metrics": ("Requests in the engine", "request_type"),
     "nv_trt_llm_runtime_memory_metrics": ("Memory of the worker in bytes", "memory_type"),
     "nv_trt_llm_kv_cache_block_metrics": ("KV memory in frames", "kv_cache_block_type"),
@@ -31,7 +34,7 @@ _GAUGES = {
     "nv_trt_llm_general_metrics": ("Time and steps", "general_type"),
     "mfs_engine_healthy": ("1 while the engine accepts and runs requests", None),
 }  # fmt: skip
-_COUNTERS = {
+_COUNTERS: dict[str, tuple[str, _Label]] = {
     "mfs_requests_finished_total": ("Requests answered in full", None),
     "mfs_requests_failed_total": ("Requests that ended with an error, cancelled ones too", None),
     "mfs_prompt_tokens_total": ("Prompt tokens of the requests that ended", None),
@@ -45,6 +48,7 @@ _COUNTERS = {
     "mfs_reused_tokens_total": ("Tokens found in the prefix cache", "segment"),
     "mfs_draft_tokens_total": ("Drafts that were decided on", None),
     "mfs_accepted_draft_tokens_total": ("Drafts that stood", None),
+    "mfs_tier_switches_total": ("Requests that went on at another tier", ("policy", "direction")),
 }
 _HISTOGRAMS: dict[str, tuple[str, str, tuple[float, ...]]] = {
     "mfs_time_to_first_token_seconds": ("Time to first token", "tier", SECONDS_BUCKETS),
@@ -76,9 +80,9 @@ class WorkerMetrics:
         self.is_enabled = True
         self._labels = {"model": model_name, "version": model_version}
         self._pb_utils = pb_utils
-        self._families: dict[str, tuple[Any, str | None, tuple[float, ...] | None]] = {}
-        self._metrics: dict[tuple[str, str], Any] = {}
-        self._counts: dict[tuple[str, str], float] = {}
+        self._families: dict[str, tuple[Any, _Label, tuple[float, ...] | None]] = {}
+        self._metrics: dict[tuple[str, _Value], Any] = {}
+        self._counts: dict[tuple[str, _Value], float] = {}
         self._finished: deque[FinishedSequence] = deque(maxlen=100_000)
         try:
             self._register()
@@ -111,6 +115,8 @@ class WorkerMetrics:
         for tier, num_tokens in stats.output_tokens_by_tier.items():
             if num_tokens:
                 self._count("mfs_output_tokens_total", tier, num_tokens)
+        for policy_and_direction, count in stats.num_tier_switches.items():
+            self._count("mfs_tier_switches_total", policy_and_direction, count)
         while self._finished:
             self._observe(self._finished.popleft())
 
@@ -134,18 +140,19 @@ class WorkerMetrics:
             made = family(name=name, description=description, kind=family.HISTOGRAM)
             self._families[name] = (made, label, buckets)
 
-    def _metric(self, family: str, value: str) -> Any:
+    def _metric(self, family: str, value: _Value) -> Any:
         if (family, value) not in self._metrics:
             made, label, buckets = self._families[family]
-            labels = dict(self._labels, **({label: value} if label else {}))
+            pairs = zip(label, value, strict=True) if isinstance(label, tuple) else [(label, value)]
+            labels = {**self._labels, **{k: v for k, v in pairs if k}}
             more = {"buckets": list(buckets)} if buckets else {}
             self._metrics[family, value] = made.Metric(labels=labels, **more)
         return self._metrics[family, value]
 
-    def _set(self, family: str, value: str, number: float) -> None:
+    def _set(self, family: str, value: _Value, number: float) -> None:
         self._metric(family, value).set(float(number))
 
-    def _count(self, family: str, value: str, total: float) -> None:
+    def _count(self, family: str, value: _Value, total: float) -> None:
         """Bring a counter up to `total`; Triton server's counters only know increments."""
         metric = self._metric(family, value)
         grown = total - self._counts.get((family, value), 0)

@@ -326,7 +326,11 @@ def start_engine(config: ServeConfig) -> Any:
     from mfs_trt.serving.async_engine import AsyncEngine
     from mfs_trt.serving.core import load_core
 
-    core = load_core(config.engine, max_step_s=config.max_step_ms / 1000 or None)
+    core = load_core(
+        config.engine,
+        max_step_s=config.max_step_ms / 1000 or None,
+        tier_policy=config.tier_policy,
+    )
     engine = AsyncEngine(core, max_queue_size=config.max_queue_size)
     engine.start()
     return engine

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from alone import tokens_alone
 from mfs_trt.request import PromptRequest
 from mfs_trt.sampling_params import SamplingParams
-from run_together import Arrival, run_together
+from mfs_trt.serving.core import EngineCore
+from run_together import Arrival, run_on
 from tiny import tiny_engine, tiny_family, tiny_model
+from whims import Whims
 
 EXITS = [(1, 2, 3), (1, 2, 4), (2, 3), (1, 4)]
 # Tiers that mostly disagree, and tiers that mostly agree: drafts fall, drafts stand.
@@ -54,7 +56,7 @@ def make_arrival(choose: Choose, name: str, num_tiers: int) -> Arrival:
         token_ids=[*shared, *own],
         tier=tiers[tier],
         draft_tiers=tuple(chain),
-        num_speculative_tokens=choose([None, 0, 1, 3]),
+        num_speculative_tokens=choose([None, None, 0, 1, 3]),
         priority=choose(range(3)),
         reuse_prefix=choose([True, True, True, False]),
         cache_salt=choose(["", "", "a"]),
@@ -79,6 +81,7 @@ def make_workload(choose: Choose) -> dict[str, Any]:
         "num_feature_slots": block_size * choose([0, 2, 5, 40]),
         "max_num_batched_tokens": chunk,
         "max_num_seqs": choose(range(1, 7)),
+        "whims": choose([None, None, *range(6)]),  # how prompts are paced and drafts are made
     }
 
 
@@ -100,7 +103,10 @@ SIZES = (
 def check_law(workload) -> None:
     model = MODELS[workload["model"]]
     engine = tiny_engine(model, **{name: workload[name] for name in SIZES})
-    served = run_together(engine, workload["arrivals"])
+    core = EngineCore(engine, tokenizer=None)
+    if workload["whims"] is not None:
+        core.scheduler.pacing = core.scheduler.drafting = Whims(workload["whims"])
+    served = run_on(core, workload["arrivals"])
     for arrival in workload["arrivals"]:
         request = arrival.request
         if request.request_id not in served:

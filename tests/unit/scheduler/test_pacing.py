@@ -1,74 +1,62 @@
 """Prompts leave running decodes their time."""
 
-import random
-
 import pytest
 
 from host_logic import add, make_request, make_scheduler, run_step
-from mfs_trt.scheduler.pacing import MIN_ROWS, Pacing, StepCost
+from mfs_trt.scheduler.pacing import Pacing
+from mfs_trt.scheduler.step_cost import StepCost, StepWork
 
 
-def seconds(rows) -> float:
-    """A machine: 2 ms a step, 1 ms a segment, 0.1 ms a row and segment."""
-    return 2e-3 + sum(1e-3 * (n > 0) + 1e-4 * n for n in rows)
+def taught(groups: tuple[int, ...] = (1, 1), **settings) -> Pacing:
+    """Pacing on a machine of 2 ms a step and 0.1 ms a row and segment."""
+    cost = StepCost(groups)
+    for i in range(100):
+        rows = [1 + i % 60, (1 + i % 60) * (i % 3 > 0)]
+        cost.observe(StepWork(rows), 2e-3 + 1e-4 * sum(rows))
+    return Pacing(cost, **settings)
 
 
-def taught(pacing: Pacing) -> Pacing:
-    rng = random.Random(0)
-    for _ in range(200):
-        low = rng.randint(1, 100)
-        rows = [low, rng.randint(0, low)]
-        pacing.cost.observe(rows, seconds(rows) * rng.uniform(0.95, 1.05))
-    return pacing
-
-
-@pytest.mark.parametrize("rows", [[1, 1], [8, 4], [60, 60], [30, 0]])
-def test_the_cost_of_a_step_is_learnt_within_a_tenth(rows):
-    cost = taught(Pacing(2)).cost
-    assert cost.predict(rows) == pytest.approx(seconds(rows), rel=0.1)
-
-
-def test_a_machine_that_becomes_slower_is_learnt_anew():
-    cost = taught(Pacing(2)).cost
-    for _ in range(200):
-        cost.observe([10, 10], 3 * seconds([10, 10]))
-    assert cost.predict([10, 10]) == pytest.approx(3 * seconds([10, 10]), rel=0.1)
-
-
-def test_a_step_with_prompts_stays_within_the_target():
-    pacing = taught(Pacing(2, max_stretch=1.8))
-    rows = pacing.prompt_rows([4, 4])
-    assert rows is not None and rows > MIN_ROWS
-    stretch = seconds([4 + rows, 4 + rows]) / seconds([4, 4])
-    assert 1.5 < stretch < 2.0
+def test_prompts_get_what_is_left_to_the_stretched_decode_step():
+    spare = taught(max_stretch=1.8).spare_seconds(StepWork([4, 4]))
+    assert spare == pytest.approx(0.8 * 2.8e-3, rel=0.05)
 
 
 def test_an_absolute_target_replaces_the_relative_one():
-    pacing = taught(Pacing(2, max_step_s=0.02))
-    rows = pacing.prompt_rows([4, 4])
-    assert seconds([4 + rows, 4 + rows]) == pytest.approx(0.02, rel=0.15)
+    spare = taught(max_step_s=0.02).spare_seconds(StepWork([4, 4]))
+    assert spare == pytest.approx(0.02 - 2.8e-3, rel=0.05)
 
 
-def test_a_target_that_decodes_alone_exceed_still_lets_prompts_on():
-    assert taught(Pacing(2, max_step_s=1e-4)).prompt_rows([4, 4]) == MIN_ROWS
+def test_a_target_that_decodes_alone_exceed_leaves_nothing():
+    assert taught(max_step_s=1e-4).spare_seconds(StepWork([4, 4])) == 0
 
 
 def test_nothing_is_limited_without_decodes_or_before_anything_is_known():
-    assert taught(Pacing(2)).prompt_rows([0, 0]) is None
-    assert Pacing(2).prompt_rows([4, 4]) is None
-    assert StepCost(2).predict([4, 4]) == 0
+    assert taught().spare_seconds(StepWork([0, 0])) is None
+    assert Pacing(StepCost((1, 1))).spare_seconds(StepWork([4, 4])) is None
 
 
-def test_a_long_prompt_is_cut_while_another_request_decodes():
+def decoding_beside(*prompts: int, **settings):
+    """A scheduler with one running decode and prompts of these lengths that wait."""
     scheduler = make_scheduler(groups=(1, 1), budget=64, max_model_len=512)
-    scheduler.pacing = taught(Pacing(2))
+    scheduler.pacing = taught(**settings)
     decoding = make_request("decoding", tier=1, num_prompt_tokens=4, max_tokens=3)
     add(scheduler, decoding)
     run_step(scheduler)
-    long = make_request("long", tier=1, num_prompt_tokens=300, arrival=1.0)
-    add(scheduler, long)
-    output = run_step(scheduler)
-    assert 1 < output.num_tokens < 1 + 64
+    for i, length in enumerate(prompts):
+        add(scheduler, make_request(f"p{i}", tier=1, num_prompt_tokens=length, arrival=i + 1.0))
+    return scheduler
+
+
+def test_a_long_prompt_is_cut_while_another_request_decodes():
+    scheduler = decoding_beside(300)
+    assert 1 < run_step(scheduler).num_tokens < 1 + 64
     while "decoding" in scheduler.requests:
         run_step(scheduler)
     assert run_step(scheduler).num_tokens == 64  # nobody waits for the step
+
+
+def test_the_first_prompt_gets_on_where_no_time_is_left_and_others_wait():
+    scheduler = decoding_beside(300, 300, max_step_s=1e-4)
+    for _ in range(2):
+        assert run_step(scheduler).num_tokens == 1 + 8
+    assert "p1" in {r.request_id for r in scheduler.waiting}

@@ -52,14 +52,14 @@ def test_missing_features_are_made_again_from_the_first_hole_on():
     request.num_computed_tokens = [9, 0]
     plan = make_plan(request, 0, PLENTY, features_to(4))
     assert (plan.first, plan.last) == ([4, 0], [10, 10])
-    assert plan.counts == [10, 10]
+    assert plan.counts == (10, 10)
 
 
 def test_catching_up_in_chunks_never_passes_the_segment_below():
     request = make_request(num_prompt_tokens=10, tier=1)
     request.num_computed_tokens = [9, 0]
     plan = make_plan(request, 0, [3, 3], no_features)
-    assert (plan.first, plan.last) == ([0, 0], [3, 3]) and plan.counts == [9, 3]
+    assert (plan.first, plan.last) == ([0, 0], [3, 3]) and plan.counts == (9, 3)
 
 
 def test_rows_whose_logits_decide_come_in_one_step():
@@ -97,3 +97,9 @@ def test_the_highest_level_with_cause_verifies_first():
     assert request.num_accepted == [12, 12, 10]
     assert level_to_run(request, (2, 2)) == 2
     assert level_to_run(request, (2, 3)) == 0
+
+
+def test_a_level_that_has_run_the_last_token_already_leaves_it_to_the_next():
+    request = speculating()
+    request.num_computed_tokens = [10, 9, 9]  # as after a step in which the deepest caught up
+    assert level_to_run(request, (4,)) == 1

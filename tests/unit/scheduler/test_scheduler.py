@@ -143,18 +143,6 @@ def test_preempted_request_resumes_with_the_tokens_it_had():
     assert output.input_ids.tolist() == [*second.prompt_token_ids, *[1000] * 4]
 
 
-def test_preempted_request_gives_back_the_rows_that_it_was_to_compute():
-    scheduler = make_scheduler()
-    request = make_request("r", 5, tier=1)
-    add(scheduler, request)
-    run_step(scheduler)
-    rows_left, plans, preempted = [6, 5, 4], {}, []
-    scheduler._take(scheduler._plan(request, rows_left), rows_left, plans)
-    assert rows_left == [5, 4, 4]
-    scheduler._preempt(request, rows_left, plans, preempted)
-    assert (rows_left, plans, preempted) == ([6, 5, 4], {}, ["r"])
-
-
 def test_admission_leaves_a_block_for_each_running_request():
     scheduler = make_scheduler(num_frames=1 + 2, groups=(1,), block_size=4)
     add(scheduler, make_request("first", 3, max_tokens=4))
