@@ -16,6 +16,11 @@ class SamplingParams:
     `top_p` 0 (the limit of a shrinking nucleus), decoding is greedy. Any other sampling parameter
     samples, with temperature 1 unless told otherwise.
 
+    One `seed` gives one text: alone, and beside any other requests of any tiers, unless tiers draft
+    for the request. Drafts take other random numbers, and which of them decides what depends on how
+    the prompt was computed (chunks, cached prefixes) and on preemptions. The text follows the same
+    law then, and is the same each time for a request alone that does not reuse prefixes.
+
     Raises `InvalidRequestError` naming the field, the allowed range and the value.
     """
 

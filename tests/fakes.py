@@ -216,6 +216,7 @@ class FakeAsyncEngine:
             num_requests_finished_total=5,
             num_requests_failed_total=2,
             output_tokens_by_tier={"small": self.num_output_tokens},
+            num_tier_switches={("cascade", "up"): 4},
             is_healthy=self.is_healthy,
             is_draining=self.is_draining,
         )

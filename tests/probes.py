@@ -1,6 +1,7 @@
 """What a running server shows of itself: HTTP answers, metrics, memory, threads."""
 
 import json
+import math
 import socket
 import struct
 import time
@@ -9,7 +10,7 @@ import urllib.request
 from pathlib import Path
 
 
-def wait_until(condition, timeout_s: float = 20) -> None:
+def wait_until(condition, timeout_s: float = 60) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "the condition did not come true"
@@ -104,6 +105,32 @@ def metric(server, name: str, **labels) -> float:
     return sum(rows) if rows else float("nan")
 
 
+def settle(server) -> None:
+    """Wait for figures that were published after this call: older ones may tell of what was."""
+    asked_s = time.time()
+    wait_until(
+        lambda: metric(server, "nv_trt_llm_general_metrics", general_type="timestamp") > asked_s
+    )
+
+
+def wait_idle(server) -> None:
+    """Until nothing waits or runs, by figures of now: of the test before as well."""
+    settle(server)
+    wait_until(lambda: num_active(server) == 0)
+
+
+def total(server, name: str, **labels) -> float:
+    """A counter by figures of now; 0 where it has not been published."""
+    settle(server)
+    value = metric(server, name, **labels)
+    return 0.0 if math.isnan(value) else value
+
+
+def num_failed(server) -> float:
+    """Requests that ended with an error so far."""
+    return total(server, "mfs_requests_failed_total")
+
+
 def used_frames(server) -> float:
     return metric(server, "nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="used")
 
@@ -114,6 +141,11 @@ def num_waiting(server) -> float:
 
 def num_running(server) -> float:
     return metric(server, "nv_trt_llm_request_metrics", request_type="scheduled")
+
+
+def num_active(server) -> float:
+    """Requests that run or wait."""
+    return metric(server, "nv_trt_llm_request_metrics", request_type="active")
 
 
 def num_threads(pid: int) -> int:

@@ -17,7 +17,7 @@ from mfs_trt.llm import LLM
 from mfs_trt.serving.config import ServeConfig
 from mfs_trt.serving.launcher import TritonServer, load_error
 from mfs_trt.weights.convert import convert_checkpoint
-from probes import get_status
+from probes import get_status, num_active, num_running, settle, wait_until
 from tiny_tokenizers import build_tokenizer
 
 MODEL_REPO = Path(__file__).parents[1] / "model_repo"
@@ -79,15 +79,17 @@ class SlowServer(TritonServer):
         )
 
     def reset_control(self) -> None:
-        """Normal speed, no faults; a thousandth of a second keeps requests alive for a while."""
+        """Normal speed, no faults; a hundredth of a second keeps requests alive for a while."""
         for file in self.control.iterdir():
-            if file.name not in ("work", ".work"):
+            if file.name != "work" and not file.name.startswith("."):  # those being written
                 file.unlink(missing_ok=True)
-        (self.control / "step_delay_s").write_text("0.01")
+        self.set("step_delay_s", "0.01")
 
     def set(self, name: str, value: object = "") -> None:
-        """Write a control file; a value that is no text as JSON."""
-        (self.control / name).write_text(value if isinstance(value, str) else json.dumps(value))
+        """Write a control file, at once; a value that is no text as JSON."""
+        scratch = self.control.parent / "scratch"
+        scratch.write_text(value if isinstance(value, str) else json.dumps(value))
+        scratch.rename(self.control / name)
 
     def clear(self, name: str) -> None:
         (self.control / name).unlink(missing_ok=True)
@@ -97,10 +99,24 @@ class SlowServer(TritonServer):
         for _ in range(count):
             num_steps = self.work()[0]
             self.set("step")
-            end = time.monotonic() + 20
+            end = time.monotonic() + 60
             while self.work()[0] == num_steps:
                 assert time.monotonic() < end, "no step came"
                 time.sleep(0.002)
+
+    def let_in(self, count: int) -> None:
+        """While `hold` is set: wait for all of `count` requests, then let steps through until as
+        many of them run as there are seats.
+        """
+        wait_until(lambda: num_active(self) == count)
+        while num_running(self) < min(count, self.max_num_seqs):
+            self.step()
+            settle(self)
+
+    def step_until(self, condition) -> None:
+        """While `hold` is set: let steps through until the condition is true."""
+        while not condition():
+            self.step()
 
     def work(self) -> tuple[int, int]:
         """Steps begun so far, and rows of tokens in them."""

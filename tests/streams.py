@@ -15,7 +15,7 @@ DTYPES = {
     "presence_penalty": np.float32, "frequency_penalty": np.float32, "seed": np.uint64,
     "num_return_sequences": np.int32, "priority": np.int32, "deadline_ms": np.int32,
     "input_ids": np.int32, "input_lengths": np.int32, "request_output_len": np.int32,
-    "num_speculative_tokens": np.int32,
+    "num_speculative_tokens": np.int32, "cascade_threshold": np.float32,
 }  # fmt: skip
 
 

@@ -10,7 +10,10 @@ from mfs_trt.engine.threads import PASSIVE_WAITING
 from mfs_trt.llm import LLM
 from mfs_trt.sampling_params import SamplingParams
 from mfs_trt.serving.launcher import TritonServer
+from probes import wait_idle
 from servers import MixedServer, SlowServer, make_engine, make_family
+
+START_S = 300.0  # for a server to start on a busy machine
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +29,7 @@ def engine_dir(family_dir, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(engine_dir):
-    with TritonServer(engine_dir, environment=PASSIVE_WAITING) as running:
+    with TritonServer(engine_dir, environment=PASSIVE_WAITING, ready_timeout_s=START_S) as running:
         yield running
 
 
@@ -48,13 +51,16 @@ def offline_text(llm):
 
 @pytest.fixture(scope="session")
 def _slow_server(family_dir, tmp_path_factory):
-    with SlowServer(family_dir, tmp_path_factory.mktemp("slow")) as running:
+    with SlowServer(
+        family_dir, tmp_path_factory.mktemp("slow"), ready_timeout_s=START_S
+    ) as running:
         yield running
 
 
 @pytest.fixture
 def slow_server(_slow_server):
     _slow_server.reset_control()
+    wait_idle(_slow_server)  # what the test before left behind would share its steps
     yield _slow_server
     _slow_server.reset_control()
 
@@ -90,5 +96,5 @@ def mixed_server(sentencepiece_llm, tmp_path_factory):
         "corrupt_engine": json.dumps({"engine": str(corrupt)}),
         "truncated_engine": json.dumps({"engine": str(truncated)}),
     }
-    with MixedServer(serve_json, environment=PASSIVE_WAITING) as running:
+    with MixedServer(serve_json, environment=PASSIVE_WAITING, ready_timeout_s=START_S) as running:
         yield running

@@ -61,10 +61,9 @@ class TritonPythonModel:
 
         def wrapper(*args, **kwargs):
             before(*args)
-            fault = self._control / "fault"
-            if fault.exists() and fault.read_text() == stage:
+            if self._read("fault") == stage:
                 if stage != "respond":
-                    fault.unlink()
+                    (self._control / "fault").unlink(missing_ok=True)
                 raise RuntimeError(f"injected at {stage}")
             return inner(*args, **kwargs)
 
@@ -75,7 +74,7 @@ class TritonPythonModel:
         while (self._control / "hold").exists():
             step = self._control / "step"
             if step.exists():
-                step.unlink()
+                step.unlink(missing_ok=True)
                 break
             time.sleep(0.005)
         self._num_steps += 1
@@ -86,19 +85,16 @@ class TritonPythonModel:
         self._sleep("respond_delay_s")
 
     def _sleep(self, name):
-        delay = self._control / name
-        if delay.exists():
-            time.sleep(float(delay.read_text()))
+        time.sleep(float(self._read(name) or 0))
 
     def _follow_script(self):
         inner = core_module.decide
 
         def decide(output, step_output, requests):
             decisions = inner(output, step_output, requests)
-            file = self._control / "script"
-            if not file.exists():
+            script = json.loads(self._read("script") or "null")
+            if not script:
                 return decisions
-            script = json.loads(file.read_text())
             for i, decision in enumerate(decisions):
                 token_id = script[decision.request.num_output_tokens % len(script)]
                 log_probs = (log_prob(decision.logits[0], token_id),) if decision.log_probs else ()
@@ -117,6 +113,13 @@ class TritonPythonModel:
             return rows
 
         worker_module.parse_request = parse_request
+
+    def _read(self, name):
+        """None where the file is not there: the test may take it away at any time."""
+        try:
+            return (self._control / name).read_text()
+        except FileNotFoundError:
+            return None
 
     def _write(self, name, text):
         """At once, so that a reader never sees a part."""

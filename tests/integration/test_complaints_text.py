@@ -86,14 +86,15 @@ def test_row_2_bytes_held_for_a_character_come_with_the_last_response(slow_serve
 
 def test_row_3_spaces_survive_at_the_borders_of_responses_of_several_tokens(slow_server):
     """Row 3: space lost at a chunk border with several tokens per chunk."""
-    token_ids = let_it_say(slow_server, SENTENCE)
-    slow_server.set("step_delay_s", "0.005")
-    slow_server.set("respond_delay_s", "0.03")  # tokens pile up and share a response
+    text = SENTENCE * 4
+    token_ids = let_it_say(slow_server, text)
+    slow_server.clear("step_delay_s")
+    slow_server.set("respond_delay_s", "0.2")  # tokens pile up and share a response
     done = stream(
         slow_server, "num_output_tokens", max_tokens=len(token_ids), return_num_output_tokens=True
     ).finish()
     assert max(done.values("num_output_tokens")) > 2
-    assert done.text == SENTENCE
+    assert done.text == text
 
 
 def test_row_4_responses_are_disjoint_deltas(server, llm):

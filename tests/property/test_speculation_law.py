@@ -5,6 +5,7 @@ fixed. Each test would reject a right sampler with probability 1e-4.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -54,29 +55,34 @@ def exact_law(params: SamplingParams) -> dict[tuple[int, ...], float]:
     return law
 
 
-def sampled(params: dict, chain: tuple[str, ...], num_drafts: int) -> Counter:
+def sampled(kinds: Sequence[dict], chain: tuple[str, ...], num_drafts: int) -> list[Counter]:
+    """Texts of requests of each kind of parameters, 64 of them in a batch that mixes the kinds."""
     core = EngineCore(
         tiny_engine(MODEL, max_num_seqs=64, max_num_batched_tokens=512, num_feature_slots=2048),
         tokenizer=None,
     )
-    texts: dict[tuple[str, int], list[int]] = {}
+    texts: list[dict[tuple[str, int], list[int]]] = [{} for _ in kinds]
     num_drafted = 0
-    for seed in range(NUM_TEXTS // 64):
-        given = SamplingParams(max_tokens=LENGTH, n=64, seed=1000 * seed, **params)
-        request = PromptRequest(
-            f"r{seed}",
-            given,
-            token_ids=PROMPT,
-            tier="t2",
-            draft_tiers=chain,
-            num_speculative_tokens=num_drafts,
-        )
-        submit(core, request)
+    for batch in range(NUM_TEXTS // 64):
+        for kind, params in enumerate(kinds):
+            given = SamplingParams(
+                max_tokens=LENGTH, n=64 // len(kinds), seed=1000 * batch + 100 * kind, **params
+            )
+            request = PromptRequest(
+                f"{kind} {batch}",
+                given,
+                token_ids=PROMPT,
+                tier="t2",
+                draft_tiers=chain,
+                num_speculative_tokens=num_drafts,
+            )
+            submit(core, request)
         for event in drain(core):
-            texts.setdefault((event.request_id, event.sequence_index), []).extend(event.token_ids)
+            mine = texts[int(event.request_id.split()[0])]
+            mine.setdefault((event.request_id, event.sequence_index), []).extend(event.token_ids)
             num_drafted += event.num_draft_tokens
     assert bool(num_drafted) == bool(chain)
-    return Counter(map(tuple, texts.values()))
+    return [Counter(map(tuple, mine.values())) for mine in texts]
 
 
 def p_value(found: Counter, law: dict[tuple[int, ...], float]) -> float:
@@ -95,15 +101,34 @@ def p_value(found: Counter, law: dict[tuple[int, ...], float]) -> float:
 
 
 @pytest.mark.parametrize("name", PARAMS)
-def test_one_level_of_drafts_keeps_the_law(name):
+def test_row_38_one_level_of_drafts_keeps_the_law(name):
+    """Row 38: what the drafts were drawn from is not used in rejecting them."""
     params = SamplingParams(max_tokens=LENGTH, **PARAMS[name])
-    assert p_value(sampled(PARAMS[name], ("t0",), 2), exact_law(params)) > FALSE_ALARM
+    (found,) = sampled([PARAMS[name]], ("t0",), 2)
+    assert p_value(found, exact_law(params)) > FALSE_ALARM
 
 
 @pytest.mark.parametrize("name", ["temperature", "all"])
-def test_two_levels_of_drafts_keep_the_law(name):
+def test_row_38_two_levels_of_drafts_keep_the_law(name):
+    """Row 38: what the drafts were drawn from is not used in rejecting them."""
     params = SamplingParams(max_tokens=LENGTH, **PARAMS[name])
-    assert p_value(sampled(PARAMS[name], ("t0", "t1"), 1), exact_law(params)) > FALSE_ALARM
+    (found,) = sampled([PARAMS[name]], ("t0", "t1"), 1)
+    assert p_value(found, exact_law(params)) > FALSE_ALARM
+
+
+def test_row_39_requests_of_one_batch_each_keep_the_law_of_their_own_parameters():
+    """Row 39: verification uses the parameters of another request, or fixed ones."""
+    kinds = [PARAMS["temperature"], PARAMS["top-k"], PARAMS["min-p"], PARAMS["penalties"]]
+    laws = [exact_law(SamplingParams(max_tokens=LENGTH, **params)) for params in kinds]
+    found = sampled(kinds, ("t0",), 2)
+    for mine, law in zip(found, laws, strict=True):
+        assert p_value(mine, law) > FALSE_ALARM / len(kinds)
+    # The test would tell them apart: no law explains another kind's texts.
+    cells = {text for law in laws for text in law}
+    for i, mine in enumerate(found):
+        for law in laws[:i] + laws[i + 1 :]:
+            whole = dict.fromkeys(cells, 0.0) | law
+            assert any(whole[t] == 0 for t in mine) or p_value(mine, whole) < 1e-6
 
 
 def test_the_test_tells_the_draft_tiers_law_from_the_targets():

@@ -38,6 +38,14 @@ def only(outputs):
     return completion
 
 
+def test_an_output_names_the_tier_that_it_finished_at(llm):
+    fields = {"tier_policy": "cascade", "cascade_threshold": 0.0}
+    params = SamplingParams(max_tokens=12, end_id=-1)
+    (escalated,) = llm.generate("Hello", params, **fields)
+    (short,) = llm.generate("Hello", PARAMS, **fields)
+    assert (escalated.tier, short.tier) == ("large", "small")
+
+
 def test_outputs_come_in_the_order_of_their_prompts(llm):
     prompts = ["Hello", [1, 2, 3], "The stop word"]
     together = llm.generate(prompts, PARAMS, tier=["large", "small", "large"])

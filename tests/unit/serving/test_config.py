@@ -56,6 +56,7 @@ def test_parameters_win_and_unfilled_ones_are_unset(tmp_path):
         ({"engine": ".", "max_queue_size": "9"}, {}, "max_queue_size: expected int, got '9'"),
         ({"engine": ".", "max_queue_size": True}, {}, "max_queue_size: expected int, got True"),
         ({"engine": ".", "max_queue_size": 0}, {}, "max_queue_size: expected at least 1"),
+        ({"engine": ".", "tier_policy": "luck"}, {}, "tier_policy: .* cascade, got 'luck'"),
         ({"engine": "."}, {"max_queue_size": "x"}, "parameters: max_queue_size: .* got 'x'"),
         ({"engine": "."}, {"exclude_input_in_output": "maybe"}, "expected true or false"),
     ],

@@ -47,6 +47,8 @@ SET_VALUES = {
     "tier": ("small", ("prompt", "tier", "small")),
     "min_tier": ("small", ("prompt", "min_tier", "small")),
     "max_tier": ("large", ("prompt", "max_tier", "large")),
+    "tier_policy": ("load", ("prompt", "tier_policy", "load")),
+    "cascade_threshold": (-0.7, ("prompt", "cascade_threshold", -0.7)),
     "draft_tier": (["small", "medium"], ("prompt", "draft_tiers", ("small", "medium"))),
     "num_speculative_tokens": (3, ("prompt", "num_speculative_tokens", 3)),
     "reuse_prefix": (False, ("prompt", "reuse_prefix", False)),
