@@ -1,7 +1,8 @@
 """Time between tokens of running streams while long prompts arrive, with pacing and without.
 
 STREAMS requests decode; a prompt of `--prompt` tokens arrives every `--every` steps, one at a time.
-Both ways run in turns in one process. Usage: python perf/tail_latency.py ENGINE [--out FILE]
+Streams without any prompt are beside it: what they show is the machine's own unrest. All ways run
+in turns in one process. Usage: python perf/tail_latency.py ENGINE [--out FILE]
 """
 
 import argparse
@@ -37,7 +38,7 @@ def inter_token_ms(core, ids, streams: int, prompt: int, every: int, steps: int)
         core.step()
     waits = []
     for step in range(steps):
-        if step % every == 0 and len(core.scheduler.requests) == streams:
+        if prompt and step % every == 0 and len(core.scheduler.requests) == streams:
             add(prompt, 1)
         started = time.perf_counter()
         core.step()
@@ -67,11 +68,12 @@ def main() -> None:
     ids = itertools.count()
     sizes = args.streams, args.prompt, args.every, args.steps
     inter_token_ms(core, ids, args.streams, args.prompt, args.every, 40)  # the first one warms up
-    found: dict[str, list[list[float]]] = {"paced": [], "not paced": []}
+    alone = args.streams, 0, args.every, args.steps
+    found: dict[str, list[list[float]]] = {"no prompts": [], "paced": [], "not paced": []}
     for _ in range(args.rounds):
         for name, waits in found.items():
-            core.scheduler.pacing = pacing if name == "paced" else None
-            waits.append(inter_token_ms(core, ids, *sizes))
+            core.scheduler.pacing = None if name == "not paced" else pacing
+            waits.append(inter_token_ms(core, ids, *(alone if name == "no prompts" else sizes)))
     result: dict[str, Any] = {"benchmark": "tail_latency", "engine": Path(args.engine).name}
     rows = []
     for name, waits in found.items():

@@ -81,6 +81,7 @@ class OpenVinoEngine:
             for _ in family.tiers[:-1]
         ]
         self._no_rows = as_tensor(np.zeros((1, hidden_size), np.float32))
+        self._attention_inputs = _AttentionInputs(kv_spec.block_size)
         self._embedding = embedding
         self._gains = np.ascontiguousarray(gains, np.float32)
         self._segments = [self._segment(plan, s) for s, plan in enumerate(plans.segments)]
@@ -137,7 +138,7 @@ class OpenVinoEngine:
         """Returns the plan's own output, valid until the segment runs again."""
         plan = self._segments[segment]
         tables = self._private_tables(rows)
-        arrays = _attention_inputs(rows, tables, self.kv_spec.block_size)
+        arrays = self._attention_inputs(rows, tables)
         arrays["positions"] = rows.positions
         if segment == 0:
             arrays["input_ids"] = input_ids
@@ -196,21 +197,35 @@ def _num_scratch_frames(limits: EngineLimits, spec: KVCacheSpec) -> int:
     return min(runs, limits.max_num_batched_tokens) * max(spec.groups_per_segment)
 
 
-def _attention_inputs(
-    rows: SegmentInput, block_tables: np.ndarray, block_size: int
-) -> dict[str, np.ndarray]:
-    """The paged-attention operator's view of a segment's requests."""
-    num_blocks = -(-rows.seq_lens // block_size)
-    is_used = np.arange(block_tables.shape[1]) < num_blocks[:, None]
-    begins = np.zeros(len(num_blocks) + 1, np.int32)
-    np.cumsum(num_blocks, out=begins[1:])
-    used = block_tables[is_used]  # [sum of num_blocks, m]
-    arrays = {
-        "past_lens": rows.seq_lens - np.diff(rows.query_start_loc),
-        "subsequence_begins": rows.query_start_loc,
-        "block_indices_begins": begins,
-        "max_context_len": np.asarray(rows.seq_lens.max(), np.int32),
-    }
-    for group in range(used.shape[1]):
-        arrays[f"block_indices.{group}"] = np.ascontiguousarray(used[:, group])
-    return arrays
+class _AttentionInputs:
+    """The paged-attention operator's view of a segment's requests.
+
+    What does not depend on the blocks is mostly the same in all segments of a step: made once.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._seq_lens = self._query_start_loc = np.zeros(0, np.int32)
+        self._arrays: dict[str, np.ndarray] = {}
+        self._num_blocks = self._seq_lens
+
+    def __call__(self, rows: SegmentInput, block_tables: np.ndarray) -> dict[str, np.ndarray]:
+        is_same = np.array_equal(rows.seq_lens, self._seq_lens)
+        if not is_same or not np.array_equal(rows.query_start_loc, self._query_start_loc):
+            self._take(rows)
+        is_used = np.arange(block_tables.shape[1]) < self._num_blocks[:, None]
+        used = block_tables[is_used]  # [sum of num_blocks, m]
+        groups = {f"block_indices.{g}": used[:, g] for g in range(used.shape[1])}
+        return {**self._arrays, **groups}
+
+    def _take(self, rows: SegmentInput) -> None:
+        self._seq_lens, self._query_start_loc = rows.seq_lens, rows.query_start_loc
+        self._num_blocks = -(-rows.seq_lens // self._block_size)
+        begins = np.zeros(len(self._num_blocks) + 1, np.int32)
+        np.cumsum(self._num_blocks, out=begins[1:])
+        self._arrays = {
+            "past_lens": rows.seq_lens - np.diff(rows.query_start_loc),
+            "subsequence_begins": rows.query_start_loc,
+            "block_indices_begins": begins,
+            "max_context_len": np.asarray(rows.seq_lens.max(), np.int32),
+        }

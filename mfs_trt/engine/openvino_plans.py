@@ -76,7 +76,7 @@ def compile_plans(folder: Path, manifest: EngineManifest, family: FamilySpec) ->
         try:
             model = core.read_model(path)
             put_operator(model)
-            _keep_narrow(model)
+            _mark_bf16(model)
             plan = core.compile_model(model, "CPU", options)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1]
@@ -95,14 +95,19 @@ def compile_plans(folder: Path, manifest: EngineManifest, family: FamilySpec) ->
     return plans
 
 
-def _keep_narrow(model: ov.Model) -> None:
-    """Weights stored in bf16 are multiplied as they are: OpenVINO is not to fold their conversion
-    into fp32 weights.
+def _mark_bf16(model: ov.Model) -> None:
+    """What OpenVINO would raise to fp32 by itself stays in bf16.
+
+    Weights stored in bf16 are multiplied as they are, not folded into fp32 ones. And sums that lead
+    to an output without a multiplication, the whole residual stream, are computed in bf16 where
+    computation is in bf16, not converted there and back in every layer.
     """
     for node in model.get_ops():
-        if node.get_type_name() != "Convert":
-            continue
-        source = node.input_value(0)
-        is_weight = source.get_node().get_type_name() == "Constant"
-        if is_weight and source.get_element_type() == ov.Type.bf16:
-            node.get_rt_info()["decompression_0"] = True
+        kind = node.get_type_name()
+        if kind == "Add":
+            node.get_rt_info()["enforceBF16evenForGraphTail"] = "true"
+        elif kind == "Convert":
+            source = node.input_value(0)
+            is_weight = source.get_node().get_type_name() == "Constant"
+            if is_weight and source.get_element_type() == ov.Type.bf16:
+                node.get_rt_info()["decompression_0"] = True

@@ -15,7 +15,6 @@ from mfs_trt.scheduler.plan import Plan
 
 FORGETTING = 0.98  # weight of a step after the next one
 MIN_STEPS = 8  # observed before the model is believed
-MAX_SURPRISE = 0.5  # of the prediction: what a step that was interrupted may teach
 # Rows in hundreds and so on, so that all unknowns are of one size.
 _ROWS, _PAIRS, _CONTEXTS = 100.0, 1e5, 1e4
 
@@ -62,29 +61,32 @@ class StepCost:
 
     groups: Sequence[int]
     num_steps: int = 0
-    _usual_s: float = 0.0  # a step of late
     _weights: list[float] = field(init=False)
     _spread: np.ndarray = field(init=False)  # how little is known yet
 
     def __post_init__(self) -> None:
         size = 3 + 2 * len(self.groups)
         self._weights = [0.0] * size
-        self._spread = np.eye(size) * 1e2
+        self._spread = np.eye(size)
 
     def observe(self, work: StepWork, seconds: float) -> None:
-        x = np.array(self._features(work))
-        gain = self._spread @ x
-        gain /= FORGETTING + x @ gain
-        expected = self.predict(work)
-        surprise = seconds - float(x @ self._weights)
-        if self.num_steps >= MIN_STEPS:
-            most = MAX_SURPRISE * max(expected, 0.1 * self._usual_s)
-            surprise = min(max(surprise, -most), most)
-            seconds = min(seconds, expected + most)
-        self._usual_s += (seconds - self._usual_s) / min(self.num_steps + 1, 20)
-        self._weights = (self._weights + gain * surprise).tolist()
-        spread = (self._spread - np.outer(gain, x @ self._spread)) / FORGETTING
-        self._spread = np.minimum(spread, 1e6)  # directions that no step shows would grow for ever
+        """Errors count relative to the step's own time: long steps must not drown short ones, and
+        one that was interrupted says little.
+
+        Old steps are forgotten only in the direction in which the new one teaches (Kulhavý 1987):
+        what no step shows for a long time stays known, and its uncertainty bounded.
+        """
+        if seconds <= 0:
+            return
+        x = np.array(self._features(work)) / seconds
+        towards = self._spread @ x
+        doubt = float(x @ towards)
+        error = 1 - float(x @ self._weights)
+        self._weights = (self._weights + towards * (error / (1 + doubt))).tolist()
+        if doubt > 0:
+            kept = FORGETTING - (1 - FORGETTING) / doubt
+            if kept:
+                self._spread -= np.outer(towards, towards) / (1 / kept + doubt)
         self.num_steps += 1
 
     def predict(self, work: StepWork) -> float:
@@ -94,23 +96,26 @@ class StepCost:
 
     def row_seconds(self, num_rows: int, context: int) -> float:
         """Of the next `num_rows` tokens of a request with `context` tokens, in all segments."""
-        linear, quadratic = self._row_costs(context)
-        return num_rows * (linear + quadratic * num_rows)
+        fixed, linear, quadratic = self._row_costs(context)
+        return fixed + num_rows * (linear + quadratic * num_rows)
 
     def rows_within(self, seconds: float, context: int) -> int:
         """The most rows with `row_seconds` up to `seconds`."""
-        linear, quadratic = self._row_costs(context)
-        if seconds <= 0:
+        fixed, linear, quadratic = self._row_costs(context)
+        spare = seconds - fixed
+        if spare <= 0:
             return 0
-        # num_rows · (linear + quadratic · num_rows) = seconds, in a form that quadratic = 0 bears
-        root = (linear * linear + 4 * quadratic * seconds) ** 0.5
-        return int(2 * seconds / (linear + root))
+        # num_rows · (linear + quadratic · num_rows) = spare, in a form that quadratic = 0 bears
+        root = (linear * linear + 4 * quadratic * spare) ** 0.5
+        return int(2 * spare / (linear + root))
 
-    def _row_costs(self, context: int) -> tuple[float, float]:
-        num_segments = len(self.groups)
-        rows = sum(self._weights[1 + num_segments : 1 + 2 * num_segments]) / _ROWS
-        pair = max(0.0, self._weights[-2]) * sum(self.groups) / _PAIRS
-        return max(1e-9, rows) + pair * context, pair / 2
+    def _row_costs(self, context: int) -> tuple[float, float, float]:
+        """Seconds as a polynomial of the number of rows; 0 rows cost nothing all the same."""
+        num_segments, groups = len(self.groups), sum(self.groups)
+        row = sum(self._weights[1 + num_segments : 1 + 2 * num_segments]) / _ROWS
+        pair, read = (max(0.0, w) * groups for w in self._weights[-2:])
+        pair, read = pair / _PAIRS, read / _CONTEXTS
+        return read * context, max(1e-9, row) + read + pair * context, pair / 2
 
     def _features(self, work: StepWork) -> list[float]:
         has_rows = [float(n > 0) for n in work.rows]

@@ -53,7 +53,7 @@ def test_a_step_is_predicted_within_a_tenth(num_decodes, num_prompt_rows):
 
 def test_a_machine_that_becomes_slower_is_learnt_anew():
     cost, work = taught(), step_of(random.Random(1), 10, 0)
-    for _ in range(200):
+    for _ in range(400):
         cost.observe(work, 3 * seconds(work))
     assert cost.predict(work) == pytest.approx(3 * seconds(work), rel=0.1)
 
@@ -63,6 +63,14 @@ def test_one_interrupted_step_changes_little():
     before = cost.predict(work)
     cost.observe(work, 100 * seconds(work))
     assert cost.predict(work) < 1.2 * before
+
+
+def test_what_no_step_shows_for_long_stays_known():
+    cost, decode = taught(), step_of(random.Random(1), 10, 0)
+    prompt = step_of(random.Random(2), 10, 64)
+    for _ in range(20_000):
+        cost.observe(decode, seconds(decode))
+    assert cost.predict(prompt) == pytest.approx(seconds(prompt), rel=0.3)
 
 
 def test_nothing_is_known_before_the_first_step():
