@@ -17,7 +17,8 @@ DEFAULT_DRAFTS = 4  # where nothing is known
 CANDIDATES = (1, 2, 3, 4, 5, 6, 8, 10, 12)  # longer drafts than the last are not tried
 MARGIN = 1.03  # by which drafting must win: predictions are noisy
 REVIEW_EVERY = 8  # steps between two choices for the same requests
-PROBE_EVERY = 64  # steps between two trials of one draft where drafting does not pay
+PROBE_EVERY = 64  # steps until one draft is tried where drafting does not pay; then twice as many
+MAX_PROBE_EVERY = 1024
 FADING = 0.95  # weight of a verification after the next one
 UNKNOWN = 0.7  # acceptance before any draft was verified
 PRIOR_TRIALS = 4.0  # what the other requests' acceptance counts for a request's own
@@ -50,7 +51,27 @@ class _Choice:
     lengths: tuple[int, ...]
     situation: tuple[object, ...]
     num_steps_left: int = REVIEW_EVERY
-    num_steps_idle: int = 0  # since a draft was last made
+
+
+@dataclass
+class _Probing:
+    """When one draft is tried although drafting does not pay."""
+
+    interval: int = PROBE_EVERY
+    num_steps_left: int = PROBE_EVERY
+
+    @property
+    def is_due(self) -> bool:
+        return self.num_steps_left == 0
+
+    def step(self, is_drafting: bool) -> None:
+        if is_drafting:
+            self.interval = self.num_steps_left = PROBE_EVERY
+        elif self.is_due:
+            self.interval = min(2 * self.interval, MAX_PROBE_EVERY)
+            self.num_steps_left = self.interval
+        else:
+            self.num_steps_left -= 1
 
 
 class Drafting:
@@ -61,6 +82,7 @@ class Drafting:
         self._by_request: dict[str, list[Acceptance]] = {}
         self._by_levels: dict[tuple[int, int], Acceptance] = {}  # (drafting tier, verifying tier)
         self._choices: dict[tuple[int, ...], _Choice] = {}
+        self._probing: dict[tuple[int, ...], _Probing] = {}
 
     def observe(self, request: Request, level: int, num_drafts: int, num_accepted: int) -> None:
         """Drafts of `level` were verified by the level above it."""
@@ -85,23 +107,22 @@ class Drafting:
             situation = (len(cohort), len(running))
             choice = self._choices.get(levels)
             if choice is None or choice.situation != situation or choice.num_steps_left == 0:
-                num_idle = 0 if choice is None else choice.num_steps_idle
                 members = set(map(id, cohort))
                 others = [r for r in running if id(r) not in members]
                 beside = decode_work(
                     [(r.tier, r.num_final_tokens) for r in others], self._cost.groups
                 )
                 best = self._best_lengths(levels, cohort, beside)
-                choice = self._choices[levels] = _Choice(best, situation, num_steps_idle=num_idle)
+                choice = self._choices[levels] = _Choice(best, situation)
             choice.num_steps_left -= 1
-            choice.num_steps_idle = 0 if choice.lengths[-1] else choice.num_steps_idle + 1
+            self._probing.setdefault(levels, _Probing()).step(choice.lengths[-1] > 0)
 
     def lengths(self, request: Request) -> tuple[int, ...]:
         """Drafts of each level before the next one verifies; 0 at the last: none are made."""
         choice = self._choices.get(request.levels)
         if choice is None:
             return (DEFAULT_DRAFTS,) * len(request.draft_levels)
-        if choice.num_steps_idle and choice.num_steps_idle % PROBE_EVERY == 0:
+        if self._probing[request.levels].is_due:
             return (1,) * len(choice.lengths)
         return choice.lengths
 

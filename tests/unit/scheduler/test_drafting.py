@@ -1,5 +1,6 @@
 """Drafts are as many as pay."""
 
+import itertools
 import random
 
 import pytest
@@ -83,14 +84,18 @@ def test_what_is_chosen_is_the_best_of_the_candidates_by_the_formula():
     assert rate(chosen(cost, share, num_seen=2000)) >= 0.97 * rate(best)
 
 
-def test_where_drafting_does_not_pay_one_draft_is_tried_now_and_then():
+def test_where_drafting_does_not_pay_one_draft_is_tried_now_and_then_and_ever_more_seldom():
     drafting = Drafting(make_cost(shallow_ms=5, deep_ms=0))
     (request,) = make_speculating(1)
-    lengths = []
-    for _ in range(3 * PROBE_EVERY):
+    tried = []
+    for step in range(8 * PROBE_EVERY):
         drafting.choose([request])
-        lengths.append(drafting.lengths(request)[0])
-    assert set(lengths) == {0, 1} and lengths.count(1) == 3
+        (length,) = drafting.lengths(request)
+        assert length in (0, 1)
+        if length:
+            tried.append(step)
+    gaps = [b - a for a, b in itertools.pairwise([-1, *tried])]
+    assert gaps == [PROBE_EVERY, 2 * PROBE_EVERY + 1, 4 * PROBE_EVERY + 1]
 
 
 def test_every_level_of_a_chain_gets_a_length():
