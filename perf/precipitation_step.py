@@ -2,7 +2,7 @@
 turns in one process, peak memory in a process each.
 
 Three ways: `transformers` with its model's own loss, the top tier alone here, all tiers here. The
-arithmetic of a further exit is measured as its head's own: forward, and both products backward.
+arithmetic of a further exit is measured as its head's own: forward and backward, with its loss.
 Usage: python perf/precipitation_step.py FAMILY [--out FILE]
 """
 
@@ -54,8 +54,6 @@ def make_step(way: str, family_dir: Path, hf: Path, batch: int, length: int) -> 
     class Fixed:
         """The same batch at every position."""
 
-        num_sequences = batch
-
         def batch(self, position: int, count: int):
             return tokens, tokens.roll(-1, 1)
 
@@ -74,19 +72,20 @@ def make_step(way: str, family_dir: Path, hf: Path, batch: int, length: int) -> 
 
 
 def head_seconds(family_dir: Path, num_rows: int) -> float:
-    """One LM head forward and backward on `num_rows` rows, in bf16."""
+    """One LM head with its cross entropy, forward and backward, on `num_rows` rows."""
     import torch
+    import torch.nn.functional as F
 
     from mfs_trt.weights.store import WeightStore
 
     model = WeightStore(family_dir).spec.model
-    x = torch.randn(num_rows, model.hidden_size, dtype=torch.bfloat16)
-    weight = torch.randn(model.vocab_size, model.hidden_size, dtype=torch.bfloat16)
+    x = torch.randn(num_rows, model.hidden_size, requires_grad=True)
+    weight = torch.randn(model.vocab_size, model.hidden_size, requires_grad=True)
+    labels = torch.randint(0, model.vocab_size, (num_rows,))
     started = time.perf_counter()
-    logits = x @ weight.T
-    torch.log_softmax(logits.float(), -1)
-    logits @ weight
-    logits.T @ x
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = F.cross_entropy(F.linear(x, weight).float(), labels)
+    loss.backward()
     return time.perf_counter() - started
 
 

@@ -13,6 +13,7 @@ import openvino as ov
 
 from mfs_trt.engine.interface import EngineLimits, KVCacheSpec, SegmentInput, StepInput, StepOutput
 from mfs_trt.engine.manifest import EngineManifest
+from mfs_trt.engine.mapped_pages import release_pages
 from mfs_trt.engine.openvino_inputs import BoundInputs, as_tensor
 from mfs_trt.engine.openvino_plans import CompiledPlans, compile_plans
 from mfs_trt.errors import EngineError
@@ -59,10 +60,13 @@ class OpenVinoEngine:
         gains: np.ndarray,
         limits: EngineLimits,
         kv_spec: KVCacheSpec,
+        weight_files: Sequence[Path] = (),
     ) -> None:
         """`embedding`: [vocab_size, hidden], mapped; `gains`: [num_tiers, hidden] float32, of the
-        exits' norms.
+        exits' norms. `weight_files`: mapped by the plans, which lay some weights out anew when they
+        first run: the files' pages are given back then.
         """
+        self._weight_files = weight_files
         self.family, self.limits, self.kv_spec = family, limits, kv_spec
         # Scratch frames lie behind the arena's; untouched, they take no physical memory.
         num_frames = kv_spec.num_frames + _num_scratch_frames(limits, kv_spec)
@@ -97,7 +101,8 @@ class OpenVinoEngine:
         norms = [family.norm_name(tier) for tier in range(len(family.tiers))]
         gains = np.stack([to_float32(map_tensor(family_dir, family, name)) for name in norms])
         kv_spec = manifest.kv_spec(family, plans.layer_nbytes)
-        return cls(family, plans, embedding, gains, manifest.limits, kv_spec)
+        files = [(folder / f"{plan.name}.bin").resolve() for plan in manifest.plans]
+        return cls(family, plans, embedding, gains, manifest.limits, kv_spec, files)
 
     def execute(self, step: StepInput) -> StepOutput:
         hidden: ov.Tensor | None = None
@@ -112,7 +117,12 @@ class OpenVinoEngine:
                     self.features[s][rows.save_features[saved]] = hidden.data[saved]
             if len(rows.exit_rows):
                 exits.append(_ExitRows(s, hidden.data[rows.exit_rows]))
-        return self._run_heads(exits)
+        output = self._run_heads(exits)
+        if self._weight_files:
+            for file in self._weight_files:
+                release_pages(file)
+            self._weight_files = ()
+        return output
 
     def close(self) -> None:
         self._segments, self._heads, self.arena, self.features = [], {}, [], []

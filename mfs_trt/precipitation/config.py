@@ -42,7 +42,7 @@ class PrecipitationConfig:
     # how
     autocast: str = "bfloat16"
     recompute_layers: bool = False  # activation checkpointing
-    loss_rows: int = 1024  # rows whose logits exist at one time
+    loss_rows: int = 256  # rows whose logits exist at one time, of every exit
     balance_every: int = 50  # steps between measurements of the tiers' gradient norms
     checkpoint_every: int = 100
     evaluate_every: int = 100

@@ -220,6 +220,18 @@ def test_threads_are_those_that_the_operator_set(built, monkeypatch):
     assert plan.get_property("INFERENCE_NUM_THREADS") == 1
 
 
+def test_weight_files_have_no_resident_pages_after_the_first_step(built):
+    engine = load_engine(built[1])
+    Steps(engine, np.zeros((1, 32), np.int32)).step((0, 0, 5))
+    resident, is_ours = [], False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            is_ours = line.endswith(".bin") and str(built[1].resolve()) in line
+        elif is_ours and line.startswith("Rss:"):
+            resident.append(int(line.split()[1]))
+    assert resident and not any(resident)
+
+
 def test_closed_engine_holds_no_arena(built):
     engine: OpenVinoEngine = load_engine(built[1])
     engine.close()
