@@ -22,8 +22,10 @@ def build_engine(
     out: Path | str,
     config: BuildConfig,
     on_plan: Callable[[str], None] = lambda name: None,
+    on_phase: Callable[[str, float], None] = lambda phase, share: None,
 ) -> Path:
-    """Write the engine folder `out` for the family; returns it. `on_plan` hears of each plan built.
+    """Write the engine folder `out` for the family; returns it. `on_plan` hears of each plan built,
+    `on_phase` of what TensorRT does meanwhile and which share of it is done.
 
     Replaces an engine folder, and nothing else. Raises `FamilyError`, `EngineError` or
     `ConfigError`.
@@ -53,7 +55,7 @@ def build_engine(
         if config.target == "openvino":
             manifest = _with_openvino_plans(manifest, family, config, temporary, on_plan)
         elif config.target in TENSORRT_TARGETS:
-            manifest = _with_tensorrt_plans(manifest, family, config, temporary, on_plan)
+            manifest = _with_tensorrt_plans(manifest, family, config, temporary, on_plan, on_phase)
         manifest.save(temporary)
         if out.exists():
             shutil.rmtree(out)
@@ -85,6 +87,7 @@ def _with_tensorrt_plans(
     config: BuildConfig,
     folder: Path,
     on_plan: Callable[[str], None],
+    on_phase: Callable[[str, float], None],
 ) -> EngineManifest:
     from mfs_trt.builder.tensorrt import build_plans, built_for, load_target
     from mfs_trt.builder.tensorrt_ways import choose_way
@@ -94,7 +97,7 @@ def _with_tensorrt_plans(
     way = choose_way(api, family, config, gpus)
     kv_spec = manifest.kv_spec(family, manifest.layer_nbytes(family, item_size(config.dtype)))
     store = WeightStore(manifest.family)
-    plans = build_plans(api, family, store, config, kv_spec, way, folder, on_plan)
+    plans = build_plans(api, family, store, config, kv_spec, way, folder, on_plan, on_phase)
     return replace(
         manifest,
         plans=plans,

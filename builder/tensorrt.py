@@ -12,6 +12,7 @@ from mfs_trt.builder.config import BuildConfig
 from mfs_trt.builder.emitters.tensorrt import TensorRtEmitter
 from mfs_trt.builder.network import describe_head, describe_segment
 from mfs_trt.builder.profiles import make_profiles
+from mfs_trt.builder.tensorrt_progress import OnPhase, make_monitor
 from mfs_trt.builder.tensorrt_ways import Way
 from mfs_trt.builder.weight_formats import check_gpus
 from mfs_trt.engine.interface import KVCacheSpec
@@ -60,9 +61,11 @@ class TensorRtBuilder:
         segments = [partial(self._segment, s) for s in range(len(self._family.segments))]
         return segments + [partial(self._head, i, name) for i, name in enumerate(names)]
 
-    def build(self, network: Network) -> Any:
+    def build(self, network: Network, on_phase: OnPhase = lambda phase, share: None) -> Any:
         """The plan's bytes; raises `ConfigError` with the library's reason when it cannot."""
         trt, settings = self._api.module, network.builder.create_builder_config()
+        monitor = make_monitor(trt, network.name, on_phase)  # it must outlive the build
+        settings.progress_monitor = monitor
         if self._config.dtype == "float32":
             settings.clear_flag(trt.BuilderFlag.TF32)
         self._set_compute_capabilities(settings)
@@ -167,12 +170,15 @@ def build_plans(
     way: Way,
     folder: Path,
     on_plan: Callable[[str], None],
+    on_phase: OnPhase,
 ) -> tuple[PlanFile, ...]:
-    """Write one plan a segment and one a distinct LM head; `on_plan` hears of each."""
+    """Write one plan a segment and one a distinct LM head; `on_plan` hears of each, `on_phase` of
+    what the library does meanwhile.
+    """
     builder, plans = TensorRtBuilder(api, family, store, config, kv_spec, way), []
     for describe in builder.networks():
         network = describe()
-        content = memoryview(builder.build(network))
+        content = memoryview(builder.build(network, on_phase))
         path = folder / f"{network.name}.plan"
         path.write_bytes(content)
         plans.append(PlanFile(network.name, {path.name: hashlib.sha256(content).hexdigest()}))

@@ -52,6 +52,6 @@ def build(
         compute_capabilities=tuple(filter(None, compute_capabilities.split(","))),
         attention=attention,
     )
-    with build_progress(load_family(family), console) as on_plan:
-        path = build_engine(family, out, config, on_plan)
+    with build_progress(load_family(family), console) as bars:
+        path = build_engine(family, out, config, bars.on_plan, bars.on_phase)
     console.print(f"engine: {path}", highlight=False)

@@ -29,15 +29,34 @@ def conversion_progress(
         progress.update(task, completed=total)
 
 
+class BuildBars:
+    """A bar of plans, and one of what TensorRT does for the present one once it tells."""
+
+    def __init__(self, progress: Progress, num_plans: int) -> None:
+        self._progress = progress
+        self._num_plans = num_plans
+        self._plans = progress.add_task("plans", total=num_plans)
+        self._phase = progress.add_task("", total=1.0, visible=False)
+
+    def on_plan(self, name: str) -> None:
+        self._progress.update(self._plans, advance=1, description=name)
+
+    def on_phase(self, phase: str, share: float) -> None:
+        self._progress.update(self._phase, description=phase, completed=share, visible=True)
+
+    def finish(self) -> None:
+        self._progress.update(self._plans, completed=self._num_plans, description="plans")
+        self._progress.update(self._phase, visible=False)
+
+
 @contextmanager
-def build_progress(family: FamilySpec, console: Console) -> Iterator[Callable[[str], None]]:
-    """Show a bar during a build; yields the `on_plan` of `build_engine`."""
+def build_progress(family: FamilySpec, console: Console) -> Iterator[BuildBars]:
+    """Show the bars of a build; yields the listeners of `build_engine`."""
     heads = {family.head_name(tier) for tier in range(len(family.tiers))}
-    total = len(family.segments) + len(heads)
     with _bar(console) as progress:
-        task = progress.add_task("plans", total=total)
-        yield lambda name: progress.update(task, advance=1, description=name)
-        progress.update(task, completed=total, description="plans")
+        bars = BuildBars(progress, len(family.segments) + len(heads))
+        yield bars
+        bars.finish()
 
 
 def _bar(console: Console) -> Progress:

@@ -1,6 +1,7 @@
 """A tensorrt-rtx build writes real plans for GPUs that are not here, once, or says why not."""
 
 import sys
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -151,6 +152,20 @@ def test_plan_holds_the_weights_of_its_own_layers_only(tmp_path):
 
 def test_build_reports_each_plan(built):
     assert built[1] == ["segment_0", "segment_1", "head_0", "head_1"]
+
+
+def test_build_tells_of_the_librarys_phases_up_to_the_whole_of_each(family, tmp_path):
+    heard: dict[str, list[float]] = defaultdict(list)
+    build_engine(
+        family,
+        tmp_path / "engine",
+        rtx_config(dtype="float16", compute_capabilities=("sm86",)),
+        on_phase=lambda phase, share: heard[phase].append(share),
+    )
+    plans = {phase.split(": ")[0] for phase in heard}
+    assert plans == {"segment_0", "segment_1", "head_0", "head_1"}
+    for shares in heard.values():
+        assert shares[0] == 0 and shares[-1] == 1 and 0 <= min(shares) <= max(shares) <= 1
 
 
 def test_second_resolve_is_a_hit_that_rewrites_nothing(tmp_path):
