@@ -76,6 +76,8 @@ class TokenEvent:
     num_reused_blocks: int = 0  # of them, got from the prefix cache
     num_draft_tokens: int = 0  # decided on so far, over all levels
     num_accepted_draft_tokens: int = 0
+    # Of a sequence's last event, per level that drafted: tier, drafts decided on, those that stood.
+    drafts_by_level: tuple[tuple[str, int, int], ...] = ()
     first_scheduled_time_s: float = 0.0  # monotonic clock
     error: MfsError | None = None
 
@@ -102,7 +104,7 @@ class Request:
     deadline_time_s: float | None = None
     highest_tier: int = -1  # that it may come to run at; -1: `tier`
     draft_levels: tuple[int, ...] = ()  # tiers below `tier` that draft, ascending
-    _asked_levels: tuple[int, ...] = field(init=False)  # of them, at whatever tier it started
+    asked_draft_levels: tuple[int, ...] = field(init=False)  # those it started with
     token_ids: list[int] = field(init=False)
     output_token_ids: list[int] = field(default_factory=list)  # final
     num_accepted: list[int] = field(init=False)  # one per level
@@ -126,7 +128,7 @@ class Request:
         self.num_computed_tokens = [0] * (self.tier + 1)
         self.highest_tier = max(self.tier, self.highest_tier)
         self.num_accepted = [len(self.token_ids)] * len(self.levels)
-        self._asked_levels = self.draft_levels
+        self.asked_draft_levels = self.draft_levels
         self.drafted_by_level = [0] * len(self.draft_levels)
         self.accepted_by_level = [0] * len(self.draft_levels)
 
@@ -183,7 +185,7 @@ class Request:
         self.num_computed_tokens = counts + [0] * (tier + 1 - len(counts))
         self.tier = tier
         self.highest_tier = max(tier, self.highest_tier)
-        self.draft_levels = tuple(t for t in self._asked_levels if t < tier)
+        self.draft_levels = tuple(t for t in self.asked_draft_levels if t < tier)
         self.num_accepted = [self.num_final_tokens] * len(self.levels)
 
     def drop_drafts(self) -> None:

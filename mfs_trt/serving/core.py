@@ -225,8 +225,14 @@ class EngineCore:
             num_reused_blocks=request.num_reused_blocks,
             num_draft_tokens=request.num_drafted,
             num_accepted_draft_tokens=request.num_drafts_accepted,
+            drafts_by_level=self._drafts_by_level(request) if request.is_finished else (),
             first_scheduled_time_s=request.first_scheduled_time_s or 0.0,
         )
+
+    def _drafts_by_level(self, request: Request) -> tuple[tuple[str, int, int], ...]:
+        names = [self.family.tiers[tier].name for tier in request.asked_draft_levels]
+        counts = zip(names, request.drafted_by_level, request.accepted_by_level, strict=True)
+        return tuple(counts)
 
     def _text_with_stop_words(
         self, stream: TextStream, request: Request, token_ids: Sequence[int]

@@ -22,8 +22,8 @@ class EngineStats:
     num_preemptions_total: int
     num_rows_by_segment: tuple[int, ...]
     num_reused_tokens_by_segment: tuple[int, ...]
-    num_draft_tokens_total: int
-    num_accepted_draft_tokens_total: int
+    draft_tokens_by_tier: dict[str, int]  # by the tier that made them; once decided on
+    accepted_draft_tokens_by_tier: dict[str, int]
     num_prompt_tokens_total: int
     num_output_tokens_total: int
     num_requests_finished_total: int
@@ -43,8 +43,8 @@ class EngineCounters:
     num_output_tokens: int = 0
     num_finished: int = 0
     num_failed: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_draft_tokens: int = 0
+    draft_tokens_by_tier: Counter[str] = field(default_factory=Counter)
+    accepted_draft_tokens_by_tier: Counter[str] = field(default_factory=Counter)
     output_tokens_by_tier: Counter[str] = field(default_factory=Counter)
     # of the schedulers before the present one
     num_preemptions: int = 0
@@ -56,9 +56,9 @@ class EngineCounters:
         if event.token_ids:
             self.num_output_tokens += len(event.token_ids)
             self.output_tokens_by_tier[event.tier] += len(event.token_ids)
-        if event.finish_reason is not None:
-            self.num_draft_tokens += event.num_draft_tokens
-            self.num_accepted_draft_tokens += event.num_accepted_draft_tokens
+        for tier, num_drafts, num_accepted in event.drafts_by_level:
+            self.draft_tokens_by_tier[tier] += num_drafts
+            self.accepted_draft_tokens_by_tier[tier] += num_accepted
         if is_last:
             self.num_finished += event.error is None
             self.num_failed += event.error is not None
@@ -98,8 +98,8 @@ class EngineCounters:
             num_reused_tokens_by_segment=tuple(
                 self.reused_tokens_by_segment[s] + n for s, n in enumerate(reused)
             ),
-            num_draft_tokens_total=self.num_draft_tokens,
-            num_accepted_draft_tokens_total=self.num_accepted_draft_tokens,
+            draft_tokens_by_tier=dict(self.draft_tokens_by_tier),
+            accepted_draft_tokens_by_tier=dict(self.accepted_draft_tokens_by_tier),
             num_prompt_tokens_total=self.num_prompt_tokens,
             num_output_tokens_total=self.num_output_tokens,
             num_requests_finished_total=self.num_finished,

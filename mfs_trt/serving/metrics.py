@@ -46,8 +46,8 @@ _COUNTERS: dict[str, tuple[str, _Label]] = {
     "mfs_steps_total": ("Steps of the engine", None),
     "mfs_rows_total": ("Tokens computed", "segment"),
     "mfs_reused_tokens_total": ("Tokens found in the prefix cache", "segment"),
-    "mfs_draft_tokens_total": ("Drafts that were decided on", None),
-    "mfs_accepted_draft_tokens_total": ("Drafts that stood", None),
+    "mfs_draft_tokens_total": ("Drafts that were decided on, by the tier that made them", "tier"),
+    "mfs_accepted_draft_tokens_total": ("Drafts that stood, by the tier that made them", "tier"),
     "mfs_tier_switches_total": ("Requests that went on at another tier", ("policy", "direction")),
 }
 _HISTOGRAMS: dict[str, tuple[str, str, tuple[float, ...]]] = {
@@ -105,13 +105,14 @@ class WorkerMetrics:
         self._count("mfs_prompt_tokens_total", "", stats.num_prompt_tokens_total)
         self._count("mfs_preemptions_total", "", stats.num_preemptions_total)
         self._count("mfs_steps_total", "", stats.num_steps_total)
-        self._count("mfs_draft_tokens_total", "", stats.num_draft_tokens_total)
-        accepted = stats.num_accepted_draft_tokens_total
-        self._count("mfs_accepted_draft_tokens_total", "", accepted)
         for segment, count in enumerate(stats.num_rows_by_segment):
             self._count("mfs_rows_total", str(segment), count)
         for segment, count in enumerate(stats.num_reused_tokens_by_segment):
             self._count("mfs_reused_tokens_total", str(segment), count)
+        for tier, count in stats.draft_tokens_by_tier.items():
+            self._count("mfs_draft_tokens_total", tier, count)
+        for tier, count in stats.accepted_draft_tokens_by_tier.items():
+            self._count("mfs_accepted_draft_tokens_total", tier, count)
         for tier, num_tokens in stats.output_tokens_by_tier.items():
             if num_tokens:
                 self._count("mfs_output_tokens_total", tier, num_tokens)

@@ -67,17 +67,18 @@ def test_every_count_is_kept_when_the_scheduler_is_replaced_and_grows_on():
 
 def test_what_a_request_is_counted_for_depends_on_its_end():
     counters = EngineCounters()
-    running = TokenEvent("r", 0, token_ids=(1, 2), tier="small", num_draft_tokens=3)
+    running = TokenEvent("r", 0, token_ids=(1, 2), tier="large", num_draft_tokens=3)
     counters.count(running, is_last=False)
-    assert (counters.num_output_tokens, counters.num_draft_tokens) == (2, 0)
+    assert (counters.num_output_tokens, counters.draft_tokens_by_tier) == (2, {})
     ended = TokenEvent(
-        "r", 0, token_ids=(3,), tier="small", finish_reason=FinishReason.LENGTH,
-        num_prompt_tokens=5, num_draft_tokens=4, num_accepted_draft_tokens=1,
+        "r", 0, token_ids=(3,), tier="large", finish_reason=FinishReason.LENGTH,
+        num_prompt_tokens=5, drafts_by_level=(("small", 4, 1), ("medium", 2, 2)),
     )  # fmt: skip
     counters.count(ended, is_last=True)
     counters.count(TokenEvent("s", 0, error=EngineFailedError("broken")), is_last=True)
-    assert counters.output_tokens_by_tier == {"small": 3}
-    assert (counters.num_draft_tokens, counters.num_accepted_draft_tokens) == (4, 1)
+    assert counters.output_tokens_by_tier == {"large": 3}
+    assert counters.draft_tokens_by_tier == {"small": 4, "medium": 2}
+    assert counters.accepted_draft_tokens_by_tier == {"small": 1, "medium": 2}
     assert (counters.num_finished, counters.num_failed) == (1, 1)
     assert counters.num_prompt_tokens == 5
 
@@ -87,7 +88,7 @@ def test_no_figure_of_a_served_engine_falls_when_a_step_fails(serve, monkeypatch
     for name in ("first", "again"):
         served.submit(name, max_tokens=9, draft_tiers=("t0",)).wait()
     before = counts(served.engine.stats())
-    assert all(before["num_draft_tokens_total"] + before["num_rows_by_segment"])
+    assert all(before["draft_tokens_by_tier"] + before["num_rows_by_segment"])
 
     def fail(step):
         raise RuntimeError("broken")

@@ -93,8 +93,8 @@ def test_metrics_follow_the_engine_and_the_finished_sequences(worker, engine, pb
     wait_until(lambda: pb_utils.metric(tokens[0], **tokens[1]).value == 45)
     assert pb_utils.metric("mfs_rows_total", segment="0").value == 30
     assert pb_utils.metric("mfs_reused_tokens_total", segment="0").value == 16
-    assert pb_utils.metric("mfs_draft_tokens_total").value == 8
-    assert pb_utils.metric("mfs_accepted_draft_tokens_total").value == 6
+    assert pb_utils.metric("mfs_draft_tokens_total", tier="small").value == 8
+    assert pb_utils.metric("mfs_accepted_draft_tokens_total", tier="small").value == 6
     switches = pb_utils.metric("mfs_tier_switches_total", policy="cascade", direction="up")
     assert switches.value == 4
     block = "nv_trt_llm_kv_cache_block_metrics"
