@@ -85,10 +85,10 @@ class Trainer:
                     f"step {self.progress.step + 1}: {error}; "
                     + (f"the last good checkpoint is {kept}" if kept else "no checkpoint yet")
                 ) from None
+            on_step(report)  # first: a checkpoint must not be ahead of what was told
             done = report.step == self.config.num_steps
             if report.step % self.config.checkpoint_every == 0 or done:
                 checkpoints.save(self.world, self.parameters, self.optimizer, self.progress)
-            on_step(report)
 
     def step(self) -> StepReport:
         """One optimizer step. Raises FloatingPointError, with the model as it was before."""

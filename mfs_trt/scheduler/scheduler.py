@@ -335,13 +335,16 @@ class Scheduler:
         for request_id, decision in decided.items():
             request = self.requests[request_id]
             level, token_ids = output.levels[request_id], decision.token_ids
-            if level == len(request.num_accepted) - 1:
+            if level < len(request.num_accepted) - 1:
+                # The request's last token is never computed, so it is no use as a draft.
+                token_ids = token_ids[: request.max_num_tokens - 1 - request.num_accepted[level]]
+            else:
                 token_ids, reason = self._until_finished(request, token_ids)
                 if reason is not None:
                     finished.append((request, reason))
             if level:
                 self._observe_drafts(request, level, token_ids)
-            request.stand(level, token_ids, decision.probs)
+            request.stand(level, token_ids, decision.probs[: len(token_ids)])
             if level:  # drafts may have fallen
                 self.kv_cache.features.rewind(request)
         for request_id, _ in output.computed:

@@ -13,7 +13,7 @@ import numpy as np
 from mfs_trt.scheduler.output import SegmentItems
 from mfs_trt.scheduler.plan import Plan
 
-FORGETTING = 0.98  # weight of a step after the next one
+FORGETTING = 0.95  # weight of a step after the next one
 MIN_STEPS = 8  # observed before the model is believed
 # Rows in hundreds and so on, so that all unknowns are of one size.
 _ROWS, _PAIRS, _CONTEXTS = 100.0, 1e5, 1e4

@@ -33,6 +33,8 @@ _VALUES = {
     "deadline_ms": [60_000],
     "draft_tier": [b"small"],
     "reuse_prefix": [False],
+    "tier_policy": [b"cascade"],
+    "cascade_threshold": [-2.0],
 }
 _TOKENS = ("input_ids", "input_lengths", "stop_words_list", "bad_words_list")
 # `stop` and `switch_tier` start nothing, and a ticket is the server's own (`tickets`).
@@ -55,7 +57,13 @@ def plain_arrays(spec) -> dict[str, np.ndarray]:
         lists = {"input_ids": [5, 6], "input_lengths": [2], "max_tokens": [2]}
         return {name: np.array([values], np.int32) for name, values in lists.items()}
     text = np.array([[b"hi"]], np.object_)
-    return {"text_input": text, "max_tokens": np.array([[2]], np.int32)}
+    return {"text_input": text, "max_tokens": np.array([[2]], np.int32), **_needed(spec)}
+
+
+def _needed(spec) -> dict[str, np.ndarray]:
+    """What `spec` has a meaning beside."""
+    is_threshold = spec.name == "cascade_threshold"
+    return {"tier_policy": np.array([[b"cascade"]], np.object_)} if is_threshold else {}
 
 
 @pytest.mark.parametrize("spec", SETTABLE, ids=lambda spec: spec.name)
@@ -89,6 +97,7 @@ def test_row_6_every_input_reaches_the_worker_through_every_drop_in_model(slow_s
     if model == TENSORRT_LLM:
         lists = {"input_ids": [5, 6], "input_lengths": [2], "max_tokens": [2]}
         plain = {name: np.array([values], np.int32) for name, values in lists.items()}
+        plain |= _needed(spec)
     else:
         plain = plain_arrays(spec)
     names = {s.name: s.name_in(model) for s in INPUTS}

@@ -49,7 +49,7 @@ def _weights(out: Path) -> dict[str, torch.Tensor]:
 
 
 def test_a_killed_training_resumes_with_bit_equal_losses_and_weights(sources, tmp_path):
-    arguments = "--steps", "40", "--checkpoint-every", "5"
+    arguments = "--steps", "150", "--checkpoint-every", "5"
     _run([sys.executable, *_command(sources, tmp_path / "whole", *arguments)])
     cut = tmp_path / "cut"
     child = subprocess.Popen(

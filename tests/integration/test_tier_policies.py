@@ -137,7 +137,7 @@ def test_a_tight_deadline_runs_at_a_low_tier_and_a_loose_one_at_the_highest(slow
         stream.disconnect()
         return tiers_of(stream)[0]
 
-    assert first_tier(10_000) == "small"
+    assert first_tier(4_000) == "small"
     assert first_tier(10**8) == "large"
 
 

@@ -52,7 +52,7 @@ def test_a_resumed_training_repeats_the_losses_bit_by_bit(tmp_path):
 
 
 def test_resuming_with_other_settings_names_them(tmp_path):
-    _losses(tiny_trainer(), tmp_path, until=2)
+    _losses(tiny_trainer(), tmp_path, until=3)
     other = tiny_trainer(learning_rate=0.5)
     with pytest.raises(TrainingError, match="learning_rate was 0.01, is 0.5"):
         other.run(Checkpoints(tmp_path, other.config, "family"), lambda report: None)

@@ -53,7 +53,7 @@ def test_a_step_is_predicted_within_a_tenth(num_decodes, num_prompt_rows):
 
 def test_a_machine_that_becomes_slower_is_learnt_anew():
     cost, work = taught(), step_of(random.Random(1), 10, 0)
-    for _ in range(400):
+    for _ in range(100):
         cost.observe(work, 3 * seconds(work))
     assert cost.predict(work) == pytest.approx(3 * seconds(work), rel=0.1)
 
