@@ -9,9 +9,11 @@ import random
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from family.train import MODEL
 
 NOUNS = [
     "river",
@@ -46,7 +48,6 @@ def text(num_sentences: int, seed: int) -> str:
 def make_family(out: Path) -> None:
     from mfs_trt.cli.quickstart import SHIPPED
     from mfs_trt.family.spec import FamilySpec, TierSpec
-    from mfs_trt.model_config import ModelConfig, RopeConfig
     from mfs_trt.precipitation.config import PrecipitationConfig
     from mfs_trt.precipitation.documents import Document
     from mfs_trt.precipitation.initial import random_model
@@ -57,19 +58,12 @@ def make_family(out: Path) -> None:
     from mfs_trt.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(SHIPPED)
-    model = ModelConfig(
-        architecture="llama",
-        vocab_size=4096,
+    model = replace(
+        MODEL,
         hidden_size=512,
         intermediate_size=1408,
-        num_layers=16,
+        num_layers=max(EXITS.values()),
         num_heads=8,
-        num_kv_heads=2,
-        head_dim=64,
-        rms_norm_eps=1e-5,
-        rope=RopeConfig(),
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
     )
     tiers = tuple(TierSpec(name, depth) for name, depth in EXITS.items())
 

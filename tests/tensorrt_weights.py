@@ -12,11 +12,7 @@ _OBJECT_HEAD_NBYTES = 16  # a Python object's reference count and type
 class _Weights(ctypes.Structure):
     """`nvinfer1::Weights` of NvInferRuntime.h."""
 
-    _fields_ = [  # noqa: RUF012
-        ("type", ctypes.c_int32),
-        ("values", ctypes.c_void_p),
-        ("count", ctypes.c_int64),
-    ]
+    _fields_ = (("type", ctypes.c_int32), ("values", ctypes.c_void_p), ("count", ctypes.c_int64))
 
 
 def stored_weights(weights: trt.Weights, count: int) -> Tensor:

@@ -26,6 +26,13 @@ def send(worker, *args, **fields) -> FakeRequest:
     return made
 
 
+def answer_another(worker, engine) -> None:
+    """Another request, from arrival to its last response."""
+    sender = send(worker).sender
+    engine.emit("x", ends="length")
+    sender.finish()
+
+
 def texts(responses):
     return [r["text_output"].item().decode() for r in responses]
 

@@ -85,6 +85,7 @@ class TritonPythonModel:
         self._sleep("respond_delay_s")
 
     def _sleep(self, name):
+        """The fault itself: an engine, or a client, that is this slow."""
         time.sleep(float(self._read(name) or 0))
 
     def _follow_script(self):

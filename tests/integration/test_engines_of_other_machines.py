@@ -2,6 +2,7 @@
 asked for.
 """
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,21 +19,18 @@ from tiny_folders import folder_family, write_tiny_family
 
 pytestmark = pytest.mark.triton
 
-MISSING = "target tensorrt-rtx needs "
+# Of torch or of the machine; with both, the plans are for another GPU.
+MISSING = r"target tensorrt-rtx needs |built for sm\d+, found "
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    """Real plans for a GPU that is not here."""
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
+    """Real plans for a GPU that is not here, whatever is."""
+    here = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    gpu = "sm120" if here == (8, 6) else "sm86"
     family = write_tiny_family(tmp_path_factory.mktemp("family") / "f", folder_family((1, 2)))
-    config = rtx_config(dtype="float16", compute_capabilities=("sm86",))
+    config = rtx_config(dtype="float16", compute_capabilities=(gpu,))
     return build_engine(family, tmp_path_factory.mktemp("engine") / "e", config)
-
-
-def lines_with(text: str, part: str) -> list[str]:
-    return [line for line in text.splitlines() if part in line]
 
 
 def test_the_server_says_in_one_line_of_its_log_and_of_its_error_what_is_missing(engine, tmp_path):
@@ -40,14 +38,14 @@ def test_the_server_says_in_one_line_of_its_log_and_of_its_error_what_is_missing
     with pytest.raises(ServerError, match=MISSING) as error:
         TritonServer(engine, log_path=log).start()
     assert "\n" not in str(error.value)
-    assert lines_with(log.read_text(), MISSING)
+    assert any(re.search(MISSING, line) for line in log.read_text().splitlines())
 
 
 def test_the_command_line_says_in_one_line_what_is_missing(engine):
     command = [sys.executable, "-m", "mfs_trt", "serve", "--engine", str(engine)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode != 0
-    assert MISSING in " ".join((result.stderr + result.stdout).split())
+    assert re.search(MISSING, " ".join((result.stderr + result.stdout).split()))
     assert "Traceback" not in result.stderr + result.stdout
 
 

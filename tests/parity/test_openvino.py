@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import openvino as ov
 import pytest
 import torch
 
+from cpu_features import needs_bfloat16
 from mfs_trt.engine import load_engine
 from mfs_trt.engine.interface import Engine, EngineLimits
 from mfs_trt.engine.reference import ReferenceEngine
@@ -22,10 +22,6 @@ IDS = RANDOM.integers(0, 61, (6, 128)).astype(np.int32)
 MANY_LIMITS = EngineLimits(max_num_seqs=65, max_num_batched_tokens=130, max_model_len=64)
 MANY_IDS = RANDOM.integers(0, 61, (65, 64)).astype(np.int32)
 
-needs_bfloat16 = pytest.mark.skipif(
-    "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"),
-    reason="this CPU does not compute in bfloat16",
-)
 KV_DTYPES = [
     ("float32", ""),
     ("float32", "uint8"),

@@ -5,10 +5,10 @@ part, the two tokens must tie in the reference's logits, by less than the roundi
 """
 
 import numpy as np
-import openvino as ov
 import pytest
 
 from alone import logits_alone
+from cpu_features import needs_bfloat16
 from mfs_trt.engine import load_engine
 from mfs_trt.engine.interface import EngineLimits
 from mfs_trt.model.transformer import NestedModel
@@ -20,10 +20,6 @@ from run_together import Arrival, run_on
 from steps import num_ties
 from tiny_folders import build_tiny_engine, folder_family, write_tiny_family
 
-needs_bfloat16 = pytest.mark.skipif(
-    "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"),
-    reason="this CPU does not compute in bfloat16",
-)
 # target, dtype, KV dtype, and by how much of the logits' spread tokens may tie
 KINDS = [
     ("openvino", "float32", "", 1e-5),

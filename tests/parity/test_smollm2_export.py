@@ -66,8 +66,8 @@ def genai_greedy(model: Path, prompts: list[list[int]], end_token_ids) -> list[l
     python = os.environ.get("MFS_TRT_GENAI_PYTHON")
     if not python:
         pytest.skip(
-            "OpenVINO GenAI's exporter pins transformers 5.5.4, so it needs an environment of its "
-            "own: MFS_TRT_GENAI_PYTHON names that environment's Python"
+            "optimum-intel 2.2.0, which exports for OpenVINO GenAI, requires transformers 5.5.4: "
+            "it needs a Python of its own, which MFS_TRT_GENAI_PYTHON names"
         )
     task = {"model": str(model), "prompts": prompts, "max_tokens": MAX_TOKENS}
     task["end_token_ids"] = end_token_ids
