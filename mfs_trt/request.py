@@ -145,6 +145,11 @@ class Request:
         return (*self.draft_levels, self.tier)
 
     @property
+    def has_adaptive_drafts(self) -> bool:
+        """Whether it drafts as much as pays, for it asked for no number."""
+        return bool(self.draft_levels) and self.prompt_request.num_speculative_tokens is None
+
+    @property
     def num_final_tokens(self) -> int:
         """Tokens that stand at the request's own tier: prompt and output."""
         return self.num_accepted[-1]

@@ -84,6 +84,11 @@ class TensorRtLayers:
             layer.second_transpose = after
         return layer.get_output(0)
 
+    def gathered_exit(self, rows: Tensor, tiers: Tensor, gains: Tensor, eps: float) -> Tensor:
+        """`Emitter.tier_exit` by native layers; the input `exit_rows` says which rows leave."""
+        wanted = self.gather(rows, self.input("exit_rows", "int32", (-1,)))
+        return self.rms_norm(wanted, self.gather(gains, tiers), eps)
+
     def rms_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
         """Over the last dimension, in fp32."""
         kinds, rank = self.trt.ElementWiseOperation, len(x.shape)

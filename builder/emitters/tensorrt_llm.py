@@ -91,9 +91,7 @@ class GptAttention:
         return layers.gather(attended, layers.input("row_queries", "int32", (-1,)))
 
     def tier_exit(self, rows: Tensor, tiers: Tensor, gains: Tensor, eps: float) -> Tensor:
-        layers = self._layers
-        wanted = layers.gather(rows, layers.input("exit_rows", "int32", (-1,)))
-        return layers.rms_norm(wanted, layers.gather(gains, tiers), eps)
+        return self._layers.gathered_exit(rows, tiers, gains, eps)
 
     def configure(self, settings: Any) -> None:
         pass

@@ -100,7 +100,7 @@ class Drafting:
         """Once a step, before `lengths`. What was chosen stands for some steps."""
         cohorts: dict[tuple[int, ...], list[Request]] = {}
         for request in running:
-            if request.draft_levels and request.prompt_request.num_speculative_tokens is None:
+            if request.has_adaptive_drafts:
                 cohorts.setdefault(request.levels, []).append(request)
         self._choices = {k: v for k, v in self._choices.items() if k in cohorts}
         for levels, cohort in cohorts.items():

@@ -10,7 +10,7 @@ class OpenStep:
     rows_left: list[int]  # of the budget, per segment
     plans: dict[str, Plan] = field(default_factory=dict)  # by request id
     preempted: list[str] = field(default_factory=list)  # request ids
-    depth: int = -1  # segments up to here run in any case; -1: not asked
+    levels: dict[str, int] = field(default_factory=dict)  # of requests, where some draft
     is_paced: bool = False  # decodes are planned, and what they leave is known
     spare_s: float | None = None  # seconds left for prompts; None: no limit
     has_prompt: bool = False

@@ -130,7 +130,7 @@ class Scheduler:
 
     def _schedule_running(self, step: OpenStep) -> None:
         """Small gaps first: a long prompt takes what running decodes leave of the budget."""
-        step.depth = self._choose_drafts()
+        step.levels = self._choose_levels()
         gaps = {id(r): _has_gap(r) for r in self.running}
         for request in sorted(self.running, key=lambda r: gaps[id(r)]):
             if request.status is not RequestStatus.RUNNING:
@@ -147,15 +147,21 @@ class Scheduler:
             else:
                 self._take(plan, step)
 
-    def _choose_drafts(self) -> int:
-        """The deepest segment that running requests need in this step, where some draft; else -1.
+    def _choose_levels(self) -> dict[str, int]:
+        """The level that each running request runs towards, where some draft; else nothing.
 
-        Whoever drafts by what it pays verifies in that step: the deep segments run in any case.
+        Whoever drafts by what it pays goes as deep as the step goes in any case: it verifies then.
         """
         if self.drafting is None or not any(r.draft_levels for r in self.running):
-            return -1
+            return {}
         self.drafting.choose(self.running)
-        return max(r.levels[level_to_run(r, self.draft_lengths(r))] for r in self.running)
+        levels = {r.request_id: level_to_run(r, self.draft_lengths(r)) for r in self.running}
+        deepest = max(r.levels[levels[r.request_id]] for r in self.running)
+        for request in self.running:
+            if request.has_adaptive_drafts:
+                reached = sum(tier <= deepest for tier in request.levels) - 1
+                levels[request.request_id] = max(levels[request.request_id], reached)
+        return levels
 
     def _schedule_waiting(self, step: OpenStep) -> None:
         """Admit in the queue's order; what does not fit now is set aside and may be passed for a
@@ -230,9 +236,9 @@ class Scheduler:
         return chosen
 
     def _plan(self, request: Request, step: OpenStep) -> Plan | None:
-        level = level_to_run(request, self.draft_lengths(request))
-        if step.depth >= 0 and self._is_adaptive(request):
-            level = max(level, sum(tier <= step.depth for tier in request.levels) - 1)
+        level = step.levels.get(request.request_id)
+        if level is None:
+            level = level_to_run(request, self.draft_lengths(request))
         rows_left = self._rows_left(request, step)
         features = self.kv_cache.features
         return make_plan(request, level, rows_left, partial(features.end, request))
@@ -251,10 +257,6 @@ class Scheduler:
         if not step.has_prompt:
             most = max(most, MIN_ROWS)
         return [min(left, most) for left in step.rows_left]
-
-    def _is_adaptive(self, request: Request) -> bool:
-        has_choice = request.prompt_request.num_speculative_tokens is None
-        return self.drafting is not None and has_choice and bool(request.draft_levels)
 
     def draft_lengths(self, request: Request) -> Sequence[int]:
         """Drafts that each level makes before the next one verifies them, all in one step."""

@@ -122,6 +122,20 @@ def test_a_request_that_climbs_back_drafts_again():
     assert [s["a"] for s in levels_of(scheduler, 4)] == [0, 0, 0, 1]
 
 
+def test_drafts_never_reach_the_token_that_is_not_computed():
+    """A chain whose drafts all stand, in an arena that holds just what the request can need."""
+    request = speculating("a", levels=(0, 1))  # 5 + 40 tokens, of which 44 are computed
+    scheduler = make(2, 2, num_frames=1 + 11 * (1 + 1 + 2))
+    add(scheduler, request)
+    num_steps = 0
+    while not request.is_finished:
+        step(scheduler)
+        assert request.is_finished or request.num_tokens < request.max_num_tokens
+        num_steps += 1
+        assert num_steps < 100
+    assert request.num_output_tokens == 40
+
+
 @pytest.mark.parametrize("lengths", [(0,), (0, 0)])
 def test_without_drafts_every_step_decodes(lengths):
     scheduler = make(*lengths)
