@@ -12,6 +12,7 @@ import openvino as ov
 from mfs_trt.builder.config import BuildConfig
 from mfs_trt.builder.emitters.openvino import TABLE_ROWS, OpenVinoEmitter
 from mfs_trt.builder.network import describe_head, describe_segment
+from mfs_trt.builder.quantiser import choose_block_size
 from mfs_trt.engine.manifest import PlanFile
 from mfs_trt.errors import ConfigError
 from mfs_trt.family.spec import FamilySpec
@@ -57,7 +58,7 @@ def _save(
 ) -> PlanFile:
     model = emitter.build(name)
     if config.weight_format:
-        model = _compressed(model, config.weight_format, group_size(family.model))
+        model = _compressed(model, config.weight_format, family.model)
     ov.save_model(model, folder / f"{name}.xml", compress_to_fp16=False)
     files = {}
     for suffix in ("xml", "bin"):
@@ -69,12 +70,12 @@ def _save(
 
 
 def group_size(model: ModelConfig) -> int:
-    """Weights that share a scale in 4 bits: at most 128, a power of two that divides every row."""
-    rows = gcd(model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)
-    return min(128, rows & -rows)
+    """Weights that share a scale in 4 bits, in every matrix of the model."""
+    width = model.num_heads * model.head_dim
+    return choose_block_size(gcd(model.hidden_size, model.intermediate_size, width))
 
 
-def _compressed(model: ov.Model, weight_format: str, group_size: int) -> ov.Model:
+def _compressed(model: ov.Model, weight_format: str, config: ModelConfig) -> ov.Model:
     """Weight-only quantisation by NNCF, as the peers' exporters do it: int8 by output channel."""
     try:
         import nncf
@@ -86,6 +87,6 @@ def _compressed(model: ov.Model, weight_format: str, group_size: int) -> ov.Mode
     logging.getLogger("nncf").setLevel(logging.ERROR)  # its progress is not news
     settings = {"mode": nncf.CompressWeightsMode.INT8_ASYM}
     if weight_format == "int4":
-        settings = {"mode": nncf.CompressWeightsMode.INT4_SYM, "group_size": group_size}
+        settings = {"mode": nncf.CompressWeightsMode.INT4_SYM, "group_size": group_size(config)}
     tables = nncf.IgnoredScope(patterns=[f"{TABLE_ROWS}.*"], validate=False)
     return nncf.compress_weights(model, ignored_scope=tables, **settings)

@@ -311,7 +311,7 @@ def load_core(
     """Everything that serves an engine folder: engine, tokenizer, scheduler.
 
     `max_step_s`: longest step that prompts may cause beside running decodes; by default less than
-    twice a step of decodes alone. `tier_policy`: of requests that name none.
+    twice a decode step. `tier_policy`: of requests that name none.
     """
     engine = load_engine(engine_dir)
     family_dir = Path(EngineManifest.load(engine_dir).family)
