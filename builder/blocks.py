@@ -18,9 +18,8 @@ def decoder_layer(
     """Pre-norm attention and MLP with residuals: x [num_rows, hidden] → the same shape."""
     prefix = f"layers.{layer}."
     h = emit.rms_norm(x, emit.weight(prefix + "input_layernorm.weight"), model.rms_norm_eps)
-    query, key, value = (
-        _linear(emit, h, prefix + f"self_attn.{name}_proj", model.qkv_bias) for name in "qkv"
-    )
+    projections = [prefix + f"self_attn.{name}_proj" for name in "qkv"]
+    query, key, value = emit.linears(h, projections, model.qkv_bias)
     query = _position(emit, model, prefix + "self_attn.q_norm", query, model.num_heads, cos, sin)
     key = _position(emit, model, prefix + "self_attn.k_norm", key, model.num_kv_heads, cos, sin)
     attended = emit.paged_attention(
@@ -38,9 +37,9 @@ def decoder_layer(
 def _mlp(emit: Emitter[Tensor], model: ModelConfig, prefix: str, x: Tensor) -> Tensor:
     gain = emit.weight(prefix + "post_attention_layernorm.weight")
     h = emit.rms_norm(x, gain, model.rms_norm_eps)
-    gate = _linear(emit, h, prefix + "mlp.gate_proj", model.mlp_bias)
-    up = _linear(emit, h, prefix + "mlp.up_proj", model.mlp_bias)
-    return _linear(emit, emit.swiglu(gate, up), prefix + "mlp.down_proj", model.mlp_bias)
+    gate, up = (prefix + f"mlp.{name}_proj" for name in ("gate", "up"))
+    inner = emit.swiglu(h, gate, up, model.mlp_bias)
+    return _linear(emit, inner, prefix + "mlp.down_proj", model.mlp_bias)
 
 
 def _position(

@@ -4,6 +4,7 @@ One method an operation; tensors are the backend's own handles. Rows are packed:
 of a segment.
 """
 
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -49,6 +50,13 @@ class Emitter(Protocol[Tensor]):
         """x [num_rows, in] · weight [out, in]ᵀ + bias [out]."""
         ...
 
+    def linears(self, x: Tensor, names: Sequence[str], has_bias: bool) -> list[Tensor]:
+        """`linear` of one input with each `{name}.weight` and, if there are any, `{name}.bias`.
+
+        A backend may run them as one product.
+        """
+        ...
+
     def rms_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
         """Over the last dimension, in full precision."""
         ...
@@ -91,8 +99,8 @@ class Emitter(Protocol[Tensor]):
         """
         ...
 
-    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
-        """silu(gate) * up."""
+    def swiglu(self, x: Tensor, gate: str, up: str, has_bias: bool) -> Tensor:
+        """silu(gate) * up, each the `linear` of x that is named, as in `linears`."""
         ...
 
     def add(self, a: Tensor, b: Tensor) -> Tensor: ...

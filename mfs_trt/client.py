@@ -180,6 +180,8 @@ class Client:
             "return_num_output_tokens": True,
         }
         request = self._request(request_id or uuid.uuid4().hex, tensors)
+        for name in _CHUNK_OUTPUTS:  # without them Triton server would copy every output
+            request.outputs.add(name=name)
         for response in self._responses(request):
             outputs = _read_outputs(response)
             if "text_output" in outputs:
@@ -208,6 +210,16 @@ class Client:
             raise
 
 
+_CHUNK_OUTPUTS = (
+    "text_output",
+    "sequence_index",
+    "num_output_tokens",
+    "output_log_probs",
+    "cum_log_probs",
+    "generation_logits",
+    "tier_used",
+    "finish_reason",
+)
 _ROUTING_FIELDS = {
     "tier": "BYTES",
     "min_tier": "BYTES",

@@ -4,8 +4,9 @@ machine.
 Both stay loaded in processes of their own and decode the same number of requests with the same
 prompt lengths; rounds alternate. `loop` is our whole step, schedule to sampled tokens; `engine` its
 part in `Engine.execute`. The floor is what the machine's measured read bandwidth allows for the
-bytes of weights and KV, or its measured matrix rate for the arithmetic, whichever is more. Usage:
-python perf/engine_step.py ENGINE [--peer-python PYTHON --peer-model FOLDER] [--out FILE]
+bytes of weights and KV, or its measured matrix rate for the arithmetic, whichever is more; both
+rates are measured in every round. Usage: python perf/engine_step.py ENGINE [--peer-python PYTHON
+--peer-model FOLDER] [--out FILE]
 """
 
 import argparse
@@ -14,15 +15,24 @@ import mmap
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from decoding import PROMPT_TOKENS, Decoding
 from report import finish, show, spread
 
 from mfs_trt.engine.threads import wait_passively
 
-PROMPT_TOKENS = 64
+SHOWN = (
+    "engine_ms",
+    "loop_ms",
+    "genai_step_ms",
+    "engine_over_genai",
+    "engine_over_floor",
+    "loop_over_engine",
+)
 
 
 class Peer:
@@ -50,89 +60,67 @@ class Peer:
 
 def serve_measurements(engine_dir: str) -> None:
     """In the child: our own side of the protocol; answers {"loop": […], "engine": […]}."""
-    from mfs_trt.request import PromptRequest
-    from mfs_trt.sampling_params import SamplingParams
     from mfs_trt.serving.core import load_core
 
     core = load_core(engine_dir)
-    execute = core.engine.execute
-    engine_times: list[float] = []
-
-    def timed(step):
-        started = time.perf_counter()
-        output = execute(step)
-        engine_times.append(1000 * (time.perf_counter() - started))
-        return output
-
-    core.engine.execute = timed
     print("ready", flush=True)
     for line in sys.stdin:
         batch, num_steps = map(int, line.split())
-        params = SamplingParams(max_tokens=num_steps + 3, ignore_eos=True)
-        for i in range(batch):
-            ids = list(range(5 + i, 5 + i + PROMPT_TOKENS))
-            for sequence in core.make_requests(PromptRequest(f"r{i}", params, token_ids=ids)):
-                core.add(sequence)
-        while any(r.num_output_tokens < 2 for r in core.scheduler.requests.values()):
-            core.step()
-        engine_times.clear()
-        loop_times = []
-        for _ in range(num_steps):
-            started = time.perf_counter()
-            core.step()
-            loop_times.append(1000 * (time.perf_counter() - started))
-        measured = {"loop": loop_times, "engine": list(engine_times)}
-        while core.has_requests:
-            core.step()
-        print(json.dumps(measured), flush=True)
+        decoding = Decoding(core, [None] * batch)
+        loop, engine = zip(*(decoding.step_ms() for _ in range(num_steps)), strict=True)
+        decoding.close()
+        print(json.dumps({"loop": loop, "engine": engine}), flush=True)
 
 
-def read_rate() -> float:
-    """Bytes per second of reading memory that no cache holds, on huge pages where there are any,
-    best of several.
-    """
+def reading_memory() -> Any:
+    """A gigabyte that no cache holds, on huge pages where there are any."""
     import torch
 
     memory = mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
-    data = torch.frombuffer(memory, dtype=torch.float32).fill_(0)
+    return torch.frombuffer(memory, dtype=torch.float32).fill_(0)
+
+
+def read_rate(data: Any) -> float:
+    """Bytes per second of reading it, best of several."""
     times = []
-    for _ in range(8):
+    for _ in range(5):
         started = time.perf_counter()
         data.sum()
         times.append(time.perf_counter() - started)
     return data.nbytes / min(times)
 
 
-def matrix_rate(num_rows: int) -> float:
-    """fp32 operations per second of a product of `num_rows` rows with a matrix in cache, best of
-    several.
+def matrix_rate(num_rows: int, dtype: str) -> float:
+    """Operations per second of a product of `num_rows` rows with a matrix in cache, best of
+    several, in float32 or in `dtype`, whichever is faster.
 
     A product of few rows cannot use the machine as one of thousands does, so the floor takes the
     rate at the step's own number of rows.
     """
     import torch
 
-    a, b = torch.randn(num_rows, 576), torch.randn(1536, 576)
     times = []
-    for _ in range(50):
-        started = time.perf_counter()
+    for kind in {torch.float32, getattr(torch, dtype)}:
+        a, b = torch.randn(num_rows, 576).to(kind), torch.randn(1536, 576).to(kind)
         for _ in range(20):
-            torch.nn.functional.linear(a, b)
-        times.append(time.perf_counter() - started)
+            started = time.perf_counter()
+            for _ in range(20):
+                torch.nn.functional.linear(a, b)
+            times.append(time.perf_counter() - started)
     return 20 * 2 * num_rows * 576 * 1536 / min(times)
 
 
-def floor_ms(engine_dir: str, batch: int, bytes_per_s: float, flops_per_s: float) -> float:
+def floor_ms(
+    folder: Path, manifest: Any, batch: int, bytes_per_s: float, flops_per_s: float
+) -> float:
     """The least time that the measured rates allow a top-tier decode step."""
-    from mfs_trt.engine.manifest import EngineManifest
     from mfs_trt.family.costs import tier_costs
 
-    manifest = EngineManifest.load(engine_dir)
-    family = manifest.load_family()
-    top = tier_costs(family, kv_itemsize=4)[-1]
+    kv_itemsize = {"float32": 4, "bfloat16": 2, "uint8": 1}[manifest.kv_dtype or manifest.dtype]
+    top = tier_costs(manifest.load_family(), kv_itemsize)[-1]
     weights = sum(
-        (Path(engine_dir) / name).stat().st_size
+        (folder / name).stat().st_size
         for plan in manifest.plans
         for name in plan.files
         if name.endswith(".bin")
@@ -158,7 +146,10 @@ def main() -> None:
     if args.serve:
         serve_measurements(args.engine)
         return
-    bytes_per_s = read_rate()
+    from mfs_trt.engine.manifest import EngineManifest
+
+    manifest = EngineManifest.load(args.engine)
+    memory = reading_memory()
     ours = Peer([sys.executable, __file__, args.engine, "--serve"])
     peer = None
     if args.peer_python:
@@ -167,49 +158,30 @@ def main() -> None:
     result: dict[str, Any] = {"benchmark": "engine_step", "engine": Path(args.engine).name}
     rows = []
     for batch in args.batches:
-        loop: list[float] = []
-        engine: list[float] = []
-        theirs: list[float] = []
-        ratios = []
+        figures: dict[str, list[float]] = defaultdict(list)
         for _ in range(args.rounds):
             mine = ours.measure(batch, args.steps)
-            loop += mine["loop"]
-            engine += mine["engine"]
+            figures["engine_ms"] += mine["engine"]
+            figures["loop_ms"] += mine["loop"]
+            engine = float(np.median(mine["engine"]))
+            figures["loop_over_engine"].append(float(np.median(mine["loop"])) / engine)
+            figures["read_bytes_per_s"].append(read_rate(memory))
+            figures["flops_per_s"].append(matrix_rate(batch, manifest.dtype))
+            rates = figures["read_bytes_per_s"][-1], figures["flops_per_s"][-1]
+            figures["floor_ms"].append(floor_ms(Path(args.engine), manifest, batch, *rates))
+            figures["engine_over_floor"].append(engine / figures["floor_ms"][-1])
             if peer is not None:
                 other = peer.measure(batch, args.steps)
-                theirs += other
-                ratios.append(float(np.median(mine["engine"]) / np.median(other)))
-        flops_per_s = matrix_rate(batch)
-        floor = floor_ms(args.engine, batch, bytes_per_s, flops_per_s)
-        figures = {"engine_ms": spread(engine), "loop_ms": spread(loop), "floor_ms": floor}
-        figures |= {"read_bytes_per_s": bytes_per_s, "fp32_flops_per_s": flops_per_s}
-        if peer is not None:
-            figures |= {"genai_step_ms": spread(theirs), "engine_over_genai": spread(ratios)}
-        result[f"batch {batch}"] = figures
+                figures["genai_step_ms"] += other
+                figures["engine_over_genai"].append(engine / float(np.median(other)))
+        result[f"batch {batch}"] = {name: spread(values) for name, values in figures.items()}
         rows.append(
-            (
-                batch,
-                figures["engine_ms"]["median"],
-                figures["loop_ms"]["median"],
-                figures.get("genai_step_ms", {}).get("median", "-"),
-                figures.get("engine_over_genai", {}).get("median", "-"),
-                figures["engine_ms"]["median"] / floor,
-                figures["loop_ms"]["median"] / figures["engine_ms"]["median"],
-            )
+            (batch, *(float(np.median(figures[c])) if c in figures else "-" for c in SHOWN))
         )
     ours.close()
     if peer is not None:
         peer.close()
-    columns = [
-        "batch",
-        "engine ms",
-        "loop ms",
-        "GenAI ms",
-        "engine/GenAI",
-        "engine/floor",
-        "loop/engine",
-    ]
-    show("decode steps, medians", columns, rows)
+    show("decode steps, medians of rounds", ["batch", *SHOWN], rows)
     finish(result, args.out)
 
 

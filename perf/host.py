@@ -13,6 +13,7 @@ from collections import defaultdict
 from contextlib import contextmanager
 from pathlib import Path
 
+from decoding import PROMPT_TOKENS, Decoding
 from report import finish, show, spread
 
 from mfs_trt.builder.build import build_engine
@@ -20,7 +21,6 @@ from mfs_trt.builder.config import BuildConfig
 from mfs_trt.engine.interface import EngineLimits
 from mfs_trt.engine.threads import wait_passively
 
-PROMPT_TOKENS = 24
 PARTS = ("schedule", "prepare", "update", "host", "decide")
 
 
@@ -49,23 +49,13 @@ class Stopwatch:
 
 def measure(family: Path, num_running: int, num_steps: int) -> dict[str, list[float]]:
     import mfs_trt.serving.core as core_module
-    from mfs_trt.request import PromptRequest
-    from mfs_trt.sampling_params import SamplingParams
 
     limits = EngineLimits(max_num_seqs=num_running, max_num_batched_tokens=512, max_model_len=512)
     with tempfile.TemporaryDirectory() as folder:
         config = BuildConfig(limits=limits, memory_nbytes=4 << 30)
         core = core_module.load_core(build_engine(family, Path(folder) / "engine", config))
-    params = SamplingParams(max_tokens=num_steps + 200, ignore_eos=True)
     tiers = [t.name for t in core.family.tiers]
-    for i in range(num_running):
-        ids = [(7 * i + j) % core.family.model.vocab_size for j in range(PROMPT_TOKENS)]
-        tier = tiers[i % len(tiers)]
-        request = PromptRequest(f"r{i}", params, token_ids=ids, tier=tier)
-        for sequence in core.make_requests(request):
-            core.add(sequence)
-    while any(r.num_output_tokens < 2 for r in core.scheduler.requests.values()):
-        core.step()
+    decoding = Decoding(core, [tiers[i % len(tiers)] for i in range(num_running)])
     watch = Stopwatch()
     watch.wrap(core.scheduler, "schedule", "schedule")
     watch.wrap(core.scheduler, "update", "update")
@@ -75,7 +65,7 @@ def measure(family: Path, num_running: int, num_steps: int) -> dict[str, list[fl
     watch.wrap(core_module, "prepare", "prepare")
     try:
         for _ in range(num_steps):
-            core.step()
+            decoding.step_ms()
     finally:
         core_module.prepare, core_module.decide = prepare, decide
     core.engine.close()

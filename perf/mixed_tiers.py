@@ -9,48 +9,13 @@ of once per tier) and from arithmetic (the same for both). Usage: python perf/mi
 """
 
 import argparse
-import time
 from pathlib import Path
 
 import numpy as np
+from decoding import Decoding
 from report import finish, show, spread
 
 from mfs_trt.engine.threads import wait_passively
-
-PROMPT_TOKENS = 64
-
-
-class Server:
-    """A core that decodes a fixed set of requests; `step_ms` runs one step of all of them."""
-
-    def __init__(self, engine_dir: str, tiers: list[str], rows: int, num_steps: int) -> None:
-        from mfs_trt.request import PromptRequest
-        from mfs_trt.sampling_params import SamplingParams
-        from mfs_trt.serving.core import load_core
-
-        self.core = load_core(engine_dir)
-        params = SamplingParams(max_tokens=num_steps + 20, ignore_eos=True)
-        for tier in tiers:
-            for i in range(rows):
-                ids = list(range(5 + i, 5 + i + PROMPT_TOKENS))
-                request = PromptRequest(f"{tier}{i}", params, token_ids=ids, tier=tier)
-                for sequence in self.core.make_requests(request):
-                    self.core.add(sequence)
-        while any(r.num_output_tokens < 2 for r in self.core.scheduler.requests.values()):
-            self.core.step()
-        self._execute = self.core.engine.execute
-        self.core.engine.execute = self._timed
-        self._ms = 0.0
-
-    def _timed(self, step):
-        started = time.perf_counter()
-        output = self._execute(step)
-        self._ms = 1000 * (time.perf_counter() - started)
-        return output
-
-    def step_ms(self) -> float:
-        self.core.step()
-        return self._ms
 
 
 def shares(engine_dir: str, rows: int) -> dict[str, float]:
@@ -73,6 +38,7 @@ def main() -> None:
     args = parser.parse_args()
     wait_passively()
     from mfs_trt.engine.manifest import EngineManifest
+    from mfs_trt.serving.core import load_core
 
     manifest = EngineManifest.load(args.engine)
     names = [t.name for t in manifest.load_family().tiers]
@@ -80,12 +46,12 @@ def main() -> None:
     result |= {"weights": manifest.weight_format or manifest.dtype}
     rows = []
     for count in args.rows:
-        fused = Server(args.engine, names, count, args.rounds)
-        separate = [Server(args.engine, [name], count, args.rounds) for name in names]
+        fused = Decoding(load_core(args.engine), names * count)
+        separate = [Decoding(load_core(args.engine), [name] * count) for name in names]
         ratios, fused_ms, separate_ms = [], [], []
         for _ in range(args.rounds):
-            fused_ms.append(fused.step_ms())
-            separate_ms.append(sum(server.step_ms() for server in separate))
+            fused_ms.append(fused.step_ms()[1])
+            separate_ms.append(sum(server.step_ms()[1] for server in separate))
             ratios.append(separate_ms[-1] / fused_ms[-1])
         limits = shares(args.engine, count)
         figures = {"fused_ms": spread(fused_ms), "separate_ms": spread(separate_ms)}

@@ -12,9 +12,9 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+from decoding import Decoding
 from report import finish, show, spread
 
 SETTINGS = {
@@ -28,24 +28,10 @@ NEIGHBOUR = "import torch; torch.set_num_threads(2); x = torch.randn(700, 700)\n
 
 def measure(engine_dir: str, batch: int, num_steps: int) -> None:
     """In the child: print milliseconds of each decode step."""
-    from mfs_trt.request import PromptRequest
-    from mfs_trt.sampling_params import SamplingParams
     from mfs_trt.serving.core import load_core
 
-    core = load_core(engine_dir)
-    params = SamplingParams(max_tokens=num_steps + 8, ignore_eos=True)
-    for i in range(batch):
-        request = PromptRequest(f"r{i}", params, token_ids=list(range(5 + i, 69 + i)))
-        for sequence in core.make_requests(request):
-            core.add(sequence)
-    while any(r.num_output_tokens < 2 for r in core.scheduler.requests.values()):
-        core.step()
-    times = []
-    for _ in range(num_steps):
-        started = time.perf_counter()
-        core.step()
-        times.append(1000 * (time.perf_counter() - started))
-    print(json.dumps(times))
+    decoding = Decoding(load_core(engine_dir), [None] * batch)
+    print(json.dumps([decoding.step_ms()[0] for _ in range(num_steps)]))
 
 
 def run_setting(environment: dict[str, str], args: argparse.Namespace) -> list[float]:

@@ -17,7 +17,7 @@ class Whims:
     def cost(self) -> "Whims":
         return self
 
-    def spare_seconds(self, decodes: StepWork) -> float | None:
+    def spare_seconds(self, decodes: StepWork, num_decodes: int, num_prompts: int) -> float | None:
         return self._rng.choice([None, 0.0, 1.0])
 
     def rows_within(self, seconds: float, context: int) -> int:

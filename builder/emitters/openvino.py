@@ -1,5 +1,7 @@
 """OpenVinoEmitter: the description as an `ov.Model`."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import openvino as ov
 import torch
@@ -63,10 +65,7 @@ class OpenVinoEmitter:
 
     def weight(self, name: str) -> ov.Node:
         if name not in self._weights:
-            tensor = self._store.get(name).float().contiguous()
-            if not bool(tensor.isfinite().all()):
-                raise FamilyError(f"{name}: expected finite weights, got nan or infinite ones")
-            self._weights[name] = self._constant(tensor)
+            self._weights[name] = self._constant(self._finite(name))
         return self._weights[name]
 
     def table(self, values: np.ndarray) -> ov.Node:
@@ -74,6 +73,12 @@ class OpenVinoEmitter:
         node = op.constant(np.ascontiguousarray(values, np.float32))
         self._tables.append(node)
         return node
+
+    def _finite(self, name: str) -> torch.Tensor:
+        tensor = self._store.get(name).float().contiguous()
+        if not bool(tensor.isfinite().all()):
+            raise FamilyError(f"{name}: expected finite weights, got nan or infinite ones")
+        return tensor
 
     def _constant(self, tensor: torch.Tensor) -> ov.Node:
         """Shares the memory of `tensor`, which must outlive the model."""
@@ -99,7 +104,7 @@ class OpenVinoEmitter:
 
     def _lowered(self, rows: ov.Node) -> ov.Node:
         """Rows from inside → [num_rows, width]."""
-        if rows.output(0).get_partial_shape().rank.get_length() == 2:
+        if _port(rows).get_partial_shape().rank.get_length() == 2:
             return rows
         return op.squeeze(rows, op.constant(np.int64(1)))
 
@@ -130,6 +135,24 @@ class OpenVinoEmitter:
     def linear(self, x: ov.Node, weight: ov.Node, bias: ov.Node | None) -> ov.Node:
         y = op.matmul(x, weight, False, True)
         return y if bias is None else op.add(y, bias)
+
+    def linears(self, x: ov.Node, names: Sequence[str], has_bias: bool) -> list[ov.Output]:
+        """One product, split: OpenVINO gathers its threads once for all of them.
+
+        With the same in `swiglu` a decode step is 3 to 7 % shorter.
+        """
+        joined = self._product(x, names, has_bias)
+        widths = [self._store.shape(f"{name}.weight")[0] for name in names]
+        axis, widths = op.constant(np.int64(-1)), op.constant(np.array(widths, np.int64))
+        return list(op.variadic_split(joined, axis, widths).outputs())
+
+    def _product(self, x: ov.Node, names: Sequence[str], has_bias: bool) -> ov.Node:
+        """x · the named matrices, one after the other."""
+
+        def whole(part: str) -> ov.Node:
+            return self._constant(torch.cat([self._finite(f"{name}.{part}") for name in names]))
+
+        return self.linear(x, whole("weight"), whole("bias") if has_bias else None)
 
     def rms_norm(self, x: ov.Node, gain: ov.Node, eps: float) -> ov.Node:
         """In the shape that OpenVINO recognises and runs as one operation."""
@@ -164,12 +187,15 @@ class OpenVinoEmitter:
         rotated = op.concat([negated, _slice(x, 0, half)], -1)
         return op.add(op.multiply(x, cos), op.multiply(rotated, sin))
 
-    def swiglu(self, gate: ov.Node, up: ov.Node) -> ov.Node:
+    def swiglu(self, x: ov.Node, gate: str, up: str, has_bias: bool) -> ov.Node:
         """With a Swish of one input: so OpenVINO recognises the MLP and, where the CPU multiplies
-        bf16 matrices, runs it as one operation.
+        bf16 matrices, runs it as one operation; its two products are left apart for that.
         """
-        swish = NodeFactory("opset4").create("Swish", [gate.output(0)])
-        return op.multiply(swish, up)
+        if self._fuses_mlp:
+            g, u = (self._product(x, [name], has_bias).output(0) for name in (gate, up))
+        else:
+            g, u = self.linears(x, [gate, up], has_bias)
+        return op.multiply(NodeFactory("opset4").create("Swish", [g]), u)
 
     def add(self, a: ov.Node, b: ov.Node) -> ov.Node:
         return op.add(a, b)
@@ -202,7 +228,11 @@ class OpenVinoEmitter:
             op.constant(np.int32(window or 0)),
             self._input("max_context_len", ov.Type.i32, ()),
         ]
-        return self._raised(PagedAttentionCall([i.output(0) for i in inputs]))
+        return self._raised(PagedAttentionCall([_port(i) for i in inputs]))
+
+
+def _port(tensor: ov.Node | ov.Output) -> ov.Output:
+    return tensor if isinstance(tensor, ov.Output) else tensor.output(0)
 
 
 def _slice(x: ov.Node, first: int, last: int) -> ov.Node:

@@ -95,12 +95,11 @@ class TensorRtEmitter(TensorRtLayers):
         y = layer.get_output(0)
         return y if bias is None else self.add(y, self.shuffle(bias, shape=(1, -1)))
 
-    def linears(
-        self, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
-    ) -> list[Tensor]:
+    def linears(self, x: Tensor, names: Sequence[str], has_bias: bool) -> list[Tensor]:
         """Products of their own: TensorRT joins those that share an input."""
-        pairs = zip(weights, biases, strict=True)
-        return [self.linear(x, weight, bias) for weight, bias in pairs]
+        biases = [self.weight(f"{name}.bias") if has_bias else None for name in names]
+        weights = [self.weight(f"{name}.weight") for name in names]
+        return [self.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
 
     def split_heads(self, x: Tensor, num_heads: int) -> Tensor:
         return self.shuffle(x, shape=(-1, num_heads, self._family.model.head_dim))
@@ -118,10 +117,11 @@ class TensorRtEmitter(TensorRtLayers):
             layer.get_output(0), before=(0, 2, 1, 3), shape=(-1, num_heads, head_dim)
         )
 
-    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
+    def swiglu(self, x: Tensor, gate: str, up: str, has_bias: bool) -> Tensor:
         product = self.trt.ElementWiseOperation.PROD
-        layer = self.network.add_activation(gate, self.trt.ActivationType.SIGMOID)
-        return self.elementwise(self.elementwise(gate, layer.get_output(0), product), up, product)
+        g, u = self.linears(x, [gate, up], has_bias)
+        layer = self.network.add_activation(g, self.trt.ActivationType.SIGMOID)
+        return self.elementwise(self.elementwise(g, layer.get_output(0), product), u, product)
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         return self.elementwise(a, b, self.trt.ElementWiseOperation.SUM)

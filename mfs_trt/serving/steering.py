@@ -174,7 +174,7 @@ class Steering:
         running = [r for r in self._scheduler.running if r is not request]
         beside = decode_work([(r.tier, r.num_final_tokens) for r in running], pacing.cost.groups)
         budget = self._scheduler.limits.max_num_batched_tokens
-        spare_s = pacing.spare_seconds(beside)
+        spare_s = pacing.spare_seconds(beside, len(running), 1)
         if spare_s is not None:
             rows = pacing.cost.rows_within(spare_s, request.num_final_tokens)
             budget = min(budget, max(MIN_ROWS, rows))

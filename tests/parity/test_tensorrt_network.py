@@ -195,8 +195,8 @@ def _wrong_eps(emit, x, gain, eps):
     return _original["rms_norm"](emit, x, gain, 1000 * eps)
 
 
-def _swapped_gate_and_up(emit, gate, up):
-    return _original["swiglu"](emit, up, gate)
+def _swapped_gate_and_up(emit, x, gate, up, has_bias):
+    return _original["swiglu"](emit, x, up, gate, has_bias)
 
 
 def _swapped_sine_and_cosine(emit, x, cos, sin):

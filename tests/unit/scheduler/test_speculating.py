@@ -149,7 +149,7 @@ def test_prompts_are_paced_by_what_is_left_after_the_first():
     cost = SimpleNamespace(
         rows_within=lambda seconds, context: int(seconds), row_seconds=lambda n, context: float(n)
     )
-    scheduler.pacing = SimpleNamespace(cost=cost, spare_seconds=lambda decodes: 12.0)
+    scheduler.pacing = SimpleNamespace(cost=cost, spare_seconds=lambda *work: 12.0)
     long = [make_request(f"p{i}", 30, tier=2, arrival=float(i)) for i in range(3)]
     add(scheduler, *long)
     assert scheduler.schedule().num_tokens == 12
