@@ -1,9 +1,10 @@
 """The table of `family/train.py`'s runs: held-out loss per tier, and the gap to models trained
 alone.
 
-Every run was evaluated on the same held-out sequences when it ended. A tier's gap is its loss over
-that of an independent model of the same depth with as many steps and tokens. Usage: python
-perf/family_compare.py RUNS_FOLDER [--out FILE]
+Every run was evaluated on the same held-out sequences as it went on. A tier's gap is its loss over
+that of an independent model of the same depth with as many steps and tokens, at the end and, as a
+curve, after every hundred steps. Usage: python perf/family_compare.py RUNS_FOLDER [--out FILE]
+[--plot PNG]
 """
 
 import argparse
@@ -15,6 +16,8 @@ from report import finish, show
 
 TIERS = ("draft", "small", "medium", "large")
 ALONE = {"small": "alone-small", "medium": "alone-medium", "large": "top-only"}
+GOALS = {"small": 3.0, "medium": 3.0, "large": 1.0}  # %
+PRECIPITATED = ("joint", "joint-distill", "stepwise", "balanced", "own-heads", "shared-norm")
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -34,14 +37,51 @@ def read_run(folder: Path) -> dict[str, Any]:
     }
 
 
+def gap_curve(run: dict[str, Any], alone: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Gaps after the same number of tuning steps, and so tokens, of both."""
+    curve = []
+    for point in run["curve"]:
+        gaps = {
+            tier: point[tier] / other[tier] - 1
+            for tier, peer in alone.items()
+            for other in peer["curve"]
+            if tier in point and other["step"] == point["step"]
+        }
+        if gaps:
+            curve.append({"tokens": point["tokens"], **gaps})
+    return curve
+
+
+def plot(runs: dict[str, dict[str, Any]], file: Path) -> None:
+    """A panel per tier: gap against precipitation tokens, a line per run."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(ALONE), figsize=(12, 4))
+    for axis, tier in zip(axes, ALONE, strict=True):
+        for name, run in runs.items():
+            points = [(p["tokens"], 100 * p[tier]) for p in run.get("gap_curve", []) if tier in p]
+            if name in PRECIPITATED and points:
+                axis.plot(*zip(*points, strict=True), marker="o", label=name)
+        axis.set(title=tier, xlabel="precipitation tokens", ylabel="loss over alone, %")
+        axis.axhline(GOALS[tier], color="grey", linestyle=":")
+    axes[0].legend(fontsize="small")
+    figure.tight_layout()
+    figure.savefig(file, dpi=80)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", type=Path)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     done = sorted(p.parent.name for p in args.runs.glob("*/family.json"))
     runs = {n: read_run(args.runs / f"{n}.training") for n in done if n != "random"}
-    alone = {tier: runs[name]["held_out"][tier] for tier, name in ALONE.items() if name in runs}
+    peers = {tier: runs[name] for tier, name in ALONE.items() if name in runs}
+    alone = {tier: peer["held_out"][tier] for tier, peer in peers.items()}
     rows = []
     for name, run in runs.items():
         losses = [run["held_out"].get(tier, "-") for tier in TIERS]
@@ -51,9 +91,13 @@ def main() -> None:
             if tier in run["held_out"]
         }
         run["gap_to_alone"] = gaps
+        if run["steps"] == peers["large"]["steps"]:
+            run["gap_curve"] = gap_curve(run, peers)
         shown = ", ".join(f"{tier} {100 * gap:+.1f} %" for tier, gap in gaps.items())
         rows.append((name, run["tokens"], *losses, shown))
     show("held-out loss, nats per token", ["run", "tokens", *TIERS, "gap"], rows)
+    if args.plot:
+        plot(runs, args.plot)
     finish({"benchmark": "family", "runs": runs}, args.out)
 
 
