@@ -8,7 +8,16 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from mfs_trt.serving.triton_config import inputs_of, outputs_of, render_config
-from mfs_trt.serving.triton_spec import ENSEMBLE, MODELS, TENSORRT_LLM, TICKET, WORKER
+from mfs_trt.serving.triton_spec import (
+    BLS,
+    ENSEMBLE,
+    INPUTS,
+    MODELS,
+    OUTPUTS,
+    TENSORRT_LLM,
+    TICKET,
+    WORKER,
+)
 
 # Names, types and dims of TensorRT-LLM's templates (triton_conventions.md 3.1 and 3.2).
 TEMPLATE_INPUTS = {
@@ -136,3 +145,11 @@ def test_only_tensorrt_llm_requires_inputs():
     required = {m: [i.name for i in parse_config(m).input if not i.optional] for m in MODELS}
     assert required.pop(TENSORRT_LLM) == ["input_lengths", "request_output_len"]
     assert not any(required.values())
+
+
+def test_the_alias_models_offer_the_same_outputs_and_inputs_as_ensemble():
+    for spec in INPUTS:
+        assert spec.bls == spec.ensemble or spec.ensemble is None
+    assert {s.name for s in OUTPUTS if BLS in s.models} == {
+        s.name for s in OUTPUTS if ENSEMBLE in s.models
+    }

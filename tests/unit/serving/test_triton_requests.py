@@ -1,10 +1,11 @@
-"""Triton tensors → requests, and chunks → Triton tensors."""
+"""Triton tensors → requests."""
 
 import numpy as np
 import pytest
+from tritonclient.utils import triton_to_np_dtype
 
 from mfs_trt.errors import InvalidRequestError, UnsupportedFieldError
-from mfs_trt.request import FinishReason, PromptRequest
+from mfs_trt.request import PromptRequest
 from mfs_trt.sampling_params import SamplingParams
 from mfs_trt.serving.triton_requests import (
     ParsedRow,
@@ -13,13 +14,7 @@ from mfs_trt.serving.triton_requests import (
     parse_request,
     read_word_list,
 )
-from mfs_trt.serving.triton_responses import OutputChunk, build_outputs, echo_prompt
-from mfs_trt.serving.triton_spec import BLS, ENSEMBLE, INPUTS, OUTPUTS, TICKET, Use
-
-NUMPY = {
-    "STRING": np.object_, "INT32": np.int32, "INT64": np.int64, "UINT64": np.uint64,
-    "UINT8": np.uint8, "FP32": np.float32, "FP16": np.float16, "BOOL": np.bool_,
-}  # fmt: skip
+from mfs_trt.serving.triton_spec import INPUTS, TICKET, Use
 
 # A value of each input that asks for something, and what the request then says.
 SET_VALUES = {
@@ -64,13 +59,17 @@ SET_VALUES = {
 PROMPTS = ("text_input", "messages", "input_ids", "input_lengths", TICKET, "stop", "switch_tier")
 
 
+def numpy_type(spec):
+    return triton_to_np_dtype({"STRING": "BYTES"}.get(spec.dtype, spec.dtype))
+
+
 def tensor(name, value):
     """One row as Triton server hands it over: [1, *dims]."""
     spec = next(spec for spec in INPUTS if spec.name == name)
     values = value if isinstance(value, list) else [value]
     if spec.dtype == "STRING":
         return np.array([[v.encode() for v in values]], dtype=np.object_)
-    return np.array([values], dtype=NUMPY[spec.dtype])
+    return np.array([values], dtype=numpy_type(spec))
 
 
 def tensors(**values):
@@ -110,7 +109,7 @@ REFUSED = [spec for spec in INPUTS if spec.use is Use.REFUSED]
 def test_a_field_that_is_not_served_is_refused_by_name(spec):
     shape = [1, *(2 if d == -1 else d for d in spec.dims)]
     array = np.full(shape, True if spec.dtype == "BOOL" else b"x" if spec.dtype == "STRING" else 3)
-    array = array.astype(NUMPY[spec.dtype])
+    array = array.astype(numpy_type(spec))
     with pytest.raises(UnsupportedFieldError, match=f"^{spec.name}: "):
         parse({**tensors(text_input="hi"), spec.name: array})
 
@@ -121,7 +120,7 @@ def test_a_field_that_is_not_served_passes_with_a_value_that_asks_for_nothing(sp
     for value in spec.neutral:
         assert parse({**arrays, spec.name: tensor(spec.name, value)})[0] == parse(arrays)[0]
     if -1 in spec.dims:
-        empty = np.zeros([1, *(0 if d == -1 else d for d in spec.dims)], NUMPY[spec.dtype])
+        empty = np.zeros([1, *(0 if d == -1 else d for d in spec.dims)], numpy_type(spec))
         assert parse({**arrays, spec.name: empty})[0] == parse(arrays)[0]
 
 
@@ -216,72 +215,3 @@ def test_a_request_parameter_that_nobody_reads_is_refused_by_name():
         check_parameters({"temprature": 0.5})
     with pytest.raises(UnsupportedFieldError, match="temperature: expected an input tensor"):
         check_parameters({"temperature": 0.5})
-
-
-ALL_OUTPUTS = frozenset(spec.name for spec in OUTPUTS)
-CHUNK = OutputChunk(
-    text="ab",
-    token_ids=(1, 2),
-    log_probs=(-0.5, -1.0),
-    logits=np.ones((2, 4), np.float32),
-    num_new_tokens=2,
-    cumulative_log_prob=-1.5,
-    num_prompt_tokens=3,
-    tier="small",
-    finish_reason=FinishReason.LENGTH,
-)
-
-
-def test_outputs_have_the_declared_types_and_ranks():
-    everything = ResponseOptions(False, False, True, True, True, True, True)
-    arrays = build_outputs(CHUNK, everything, 0, 0, ALL_OUTPUTS)
-    specs = {spec.name: spec for spec in OUTPUTS}
-    assert set(arrays) == ALL_OUTPUTS - {"context_logits", TICKET}
-    for name, array in arrays.items():
-        assert array.dtype == NUMPY[specs[name].dtype], name
-        assert array.ndim == 1 + len(specs[name].dims), name
-        assert all(d in (-1, n) for d, n in zip(specs[name].dims, array.shape[1:], strict=True))
-    assert arrays["output_ids"].tolist() == [[[1, 2]]]
-    assert arrays["sequence_length"].tolist() == [[2]]
-    assert arrays["num_output_tokens"].tolist() == [[2]]
-    assert arrays["finish_reason"].tolist() == [[b"length"]]
-
-
-def test_outputs_come_only_when_requested_and_asked_for():
-    plain = build_outputs(CHUNK, ResponseOptions(), 0, 0, ALL_OUTPUTS)
-    assert set(plain) == {
-        "text_output", "output_ids", "sequence_length", "batch_index", "sequence_index",
-        "tier_used", "finish_reason",
-    }  # fmt: skip
-    asked = ResponseOptions(return_log_probs=True)
-    assert set(build_outputs(CHUNK, asked, 0, 0, frozenset({"cum_log_probs"}))) == {"cum_log_probs"}
-
-
-def test_an_unstreamed_answer_starts_with_the_prompt_unless_excluded():
-    class Tokenizer:
-        def encode(self, text):
-            return [ord(c) for c in text]
-
-        def decode(self, ids):
-            return "".join(chr(i) for i in ids)
-
-    chunk = OutputChunk(text="xy", token_ids=(120, 121))
-
-    def echo(prompt: PromptRequest, **options) -> tuple:
-        parsed = ParsedRow(prompt, ResponseOptions(**options))
-        result = echo_prompt(chunk, parsed, ALL_OUTPUTS, Tokenizer())
-        return result.text, result.token_ids
-
-    text, ids = PromptRequest("r", prompt="hi"), PromptRequest("r", token_ids=[104, 105])
-    assert echo(text) == echo(ids) == ("hixy", (104, 105, 120, 121))
-    assert echo(text, excludes_input=True) == ("xy", (120, 121))
-    assert echo(text, is_streaming=True) == ("xy", (120, 121))
-    assert echo(PromptRequest("r", messages=[{"role": "user", "content": "q"}]))[0] == "xy"
-
-
-def test_the_alias_models_offer_the_same_outputs_and_inputs_as_ensemble():
-    for spec in INPUTS:
-        assert spec.bls == spec.ensemble or spec.ensemble is None
-    assert {s.name for s in OUTPUTS if BLS in s.models} == {
-        s.name for s in OUTPUTS if ENSEMBLE in s.models
-    }
