@@ -34,12 +34,13 @@ TIERS = "draft=2,small=4,medium=6,large=8"
 COMMON = (
     "--seq-length 512 --batch-size 8 --micro-batch-size 8 --eval-sequences 64 --warmup-steps 40"
 )
-PRETRAIN = "--from-scratch --schedule joint --steps 2000 --learning-rate 2e-3 --max-grad-norm 1"
+PRETRAIN = "--from-scratch --schedule joint --learning-rate 2e-3 --max-grad-norm 1 --steps"
 TUNE = "--steps 500 --learning-rate 6e-4 --max-grad-norm 1 --seed 1"
+LONGER = "--steps 1500 --learning-rate 1e-3 --max-grad-norm 1 --seed 1"
 
 # name → (starts from, arguments)
 RUNS = {
-    "base": ("random", f"{PRETRAIN} --tiers large=8"),
+    "base": ("random", f"{PRETRAIN} 2000 --tiers large=8"),
     "untrained": ("base", f"--steps 1 --learning-rate 0 --schedule joint --tiers {TIERS}"),
     "joint": ("base", f"{TUNE} --schedule joint --tiers {TIERS}"),
     "joint-distill": ("base", f"{TUNE} --schedule joint --distill 0.5 --tiers {TIERS}"),
@@ -49,11 +50,14 @@ RUNS = {
     "own-heads": ("base", f"{TUNE} --schedule joint --own-heads --tiers {TIERS}"),
     "lora": ("base", f"{TUNE} --schedule joint --trains lora --tiers {TIERS}"),
     "balanced": ("base", f"{TUNE} --schedule joint --balance gradient_norm --tiers {TIERS}"),
-    "alone-small-base": ("random", f"{PRETRAIN} --tiers small=4"),
+    "alone-small-base": ("random", f"{PRETRAIN} 2000 --tiers small=4"),
     "alone-small": ("alone-small-base", f"{TUNE} --schedule joint --tiers small=4"),
-    "alone-medium-base": ("random", f"{PRETRAIN} --tiers medium=6"),
+    "alone-medium-base": ("random", f"{PRETRAIN} 2000 --tiers medium=6"),
     "alone-medium": ("alone-medium-base", f"{TUNE} --schedule joint --tiers medium=6"),
-    "first-step-base": ("random", f"{PRETRAIN} --tiers {TIERS}"),
+    # precipitation with 1 500 of all 2 500 steps, in place of 500
+    "longer-base": ("random", f"{PRETRAIN} 1000 --tiers large=8"),
+    "longer": ("longer-base", f"{LONGER} --schedule joint --tiers {TIERS}"),
+    "first-step-base": ("random", f"{PRETRAIN} 2000 --tiers {TIERS}"),
     "first-step": ("first-step-base", f"{TUNE} --schedule joint --tiers {TIERS}"),
 }
 
