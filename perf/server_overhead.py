@@ -1,14 +1,16 @@
 """Output tokens per second through Triton server's gRPC streams against the offline loop, in turns.
 
 Both decode the same requests on the same engine folder, each in a process of its own; while one is
-measured the other is idle. Clients are one thread a stream, on the same cores as the server. Usage:
-python perf/server_overhead.py ENGINE [--streams 32] [--out FILE]
+measured the other is idle. Clients are one thread a stream, on the same cores as the server. All
+streams start at once: short answers measure mostly how prompts and decodes share steps, long ones
+what the server costs. Usage: python perf/server_overhead.py ENGINE [--streams 32] [--out FILE]
 """
 
 import argparse
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from report import finish, show, spread
@@ -53,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine")
     parser.add_argument("--streams", type=int, default=32)
-    parser.add_argument("--output-tokens", type=int, default=48)
+    parser.add_argument("--output-tokens", type=int, nargs="+", default=[48, 128])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -66,29 +68,27 @@ def main() -> None:
         " ".join(words[(i + j) % len(words)] for j in range(PROMPT_TOKENS))
         for i in range(args.streams)
     ]
-    params = SamplingParams(max_tokens=args.output_tokens, ignore_eos=True)
-    offline, served, ratios = [], [], []
+    result: dict[str, Any] = {"benchmark": "server_overhead", "streams": args.streams}
+    rows = []
     with TritonServer(args.engine, environment=PASSIVE_WAITING) as server:
         url = f"127.0.0.1:{server.grpc_port}"
-        served_rate(url, prompts, params)  # warm
-        for _ in range(args.rounds):
-            offline.append(offline_rate(llm, prompts, params))
-            served.append(served_rate(url, prompts, params))
-            ratios.append(served[-1] / offline[-1])
-    row = (
-        args.streams,
-        float(np.median(offline)),
-        float(np.median(served)),
-        float(np.median(ratios)),
-    )
-    show("output tokens per second", ["streams", "offline", "through Triton", "ratio"], [row])
-    result = {
-        "benchmark": "server_overhead",
-        "streams": args.streams,
-        "offline_tokens_per_s": spread(offline),
-        "served_tokens_per_s": spread(served),
-        "ratio": spread(ratios),
-    }
+        for length in args.output_tokens:
+            params = SamplingParams(max_tokens=length, ignore_eos=True)
+            served_rate(url, prompts, params)  # warm
+            offline, served = [], []
+            for _ in range(args.rounds):
+                offline.append(offline_rate(llm, prompts, params))
+                served.append(served_rate(url, prompts, params))
+            ratios = [b / a for a, b in zip(offline, served, strict=True)]
+            result[f"{length} output tokens"] = {
+                "offline_tokens_per_s": spread(offline),
+                "served_tokens_per_s": spread(served),
+                "ratio": spread(ratios),
+            }
+            medians = (float(np.median(values)) for values in (offline, served, ratios))
+            rows.append((length, *medians))
+    columns = ["output tokens", "offline", "through Triton", "ratio"]
+    show(f"output tokens per second of {args.streams} streams", columns, rows)
     finish(result, args.out)
 
 
