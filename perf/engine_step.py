@@ -100,8 +100,10 @@ def matrix_rate(num_rows: int, dtype: str) -> float:
     """
     import torch
 
+    from mfs_trt.dtypes import torch_dtype
+
     times = []
-    for kind in {torch.float32, getattr(torch, dtype)}:
+    for kind in {torch.float32, torch_dtype(dtype)}:
         a, b = torch.randn(num_rows, 576).to(kind), torch.randn(1536, 576).to(kind)
         for _ in range(20):
             started = time.perf_counter()

@@ -17,11 +17,19 @@ from report import finish, show
 TIERS = ("draft", "small", "medium", "large")
 ALONE = {"small": "alone-small", "medium": "alone-medium", "large": "top-only"}
 GOALS = {"small": 3.0, "medium": 3.0, "large": 1.0}  # %
-PRECIPITATED = ("joint", "joint-distill", "stepwise", "balanced", "own-heads", "shared-norm")
+PRECIPITATED = (  # from `base`, with as many steps as those alone are tuned
+    "joint",
+    "joint-distill",
+    "stepwise",
+    "balanced",
+    "own-heads",
+    "shared-norm",
+    "lora",
+)
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Last evaluation, tokens and mean speed of one run."""
+    """Steps, tokens, last evaluation and all evaluations of one run."""
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     reports = [json.loads(line) for line in lines]
     last = reports[-1]
@@ -63,7 +71,7 @@ def plot(runs: dict[str, dict[str, Any]], file: Path) -> None:
     for axis, tier in zip(axes, ALONE, strict=True):
         for name, run in runs.items():
             points = [(p["tokens"], 100 * p[tier]) for p in run.get("gap_curve", []) if tier in p]
-            if name in PRECIPITATED and points:
+            if points:
                 axis.plot(*zip(*points, strict=True), marker="o", label=name)
         axis.set(title=tier, xlabel="precipitation tokens", ylabel="loss over alone, %")
         axis.axhline(GOALS[tier], color="grey", linestyle=":")
@@ -91,7 +99,7 @@ def main() -> None:
             if tier in run["held_out"]
         }
         run["gap_to_alone"] = gaps
-        if run["steps"] == peers["large"]["steps"]:
+        if name in PRECIPITATED:
             run["gap_curve"] = gap_curve(run, peers)
         shown = ", ".join(f"{tier} {100 * gap:+.1f} %" for tier, gap in gaps.items())
         rows.append((name, run["tokens"], *losses, shown))

@@ -18,7 +18,7 @@ from report import finish, show, spread
 from mfs_trt.engine.threads import wait_passively
 
 
-def shares(engine_dir: str, rows: int) -> dict[str, float]:
+def shares(engine_dir: str) -> dict[str, float]:
     """Separate over fused, if only bytes of weights counted, and if only arithmetic did."""
     from mfs_trt.engine.manifest import EngineManifest
     from mfs_trt.family.costs import tier_costs
@@ -53,7 +53,7 @@ def main() -> None:
             fused_ms.append(fused.step_ms()[1])
             separate_ms.append(sum(server.step_ms()[1] for server in separate))
             ratios.append(separate_ms[-1] / fused_ms[-1])
-        limits = shares(args.engine, count)
+        limits = shares(args.engine)
         figures = {"fused_ms": spread(fused_ms), "separate_ms": spread(separate_ms)}
         result[f"{count} rows a tier"] = {**figures, "ratio": spread(ratios), "limits": limits}
         rows.append(

@@ -23,8 +23,8 @@ class OpenVinoEmitter:
     """Builds one model. Activations are computed in what compilation asks for.
 
     `fuses_mlp`: rows are sequences of one token inside, [num_rows, 1, width]: the rank at which
-    OpenVINO runs an MLP as one operation, where the CPU multiplies bf16 matrices. A fifth of a step
-    less there; in other precisions, which it does not do that for, it would cost 3 to 7 %.
+    OpenVINO runs an MLP as one operation, where the CPU multiplies bf16 matrices. Decode steps are
+    3 % shorter there; in other precisions, which it does not do that for, it would cost 3 to 7 %.
 
     `has_bf16_weights`: matrices are stored in bf16, half the bytes; in fp32 nothing is lost where
     the family's weights are bf16 already.

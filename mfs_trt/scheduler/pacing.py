@@ -25,9 +25,8 @@ class Pacing:
     def spare_seconds(self, decodes: StepWork, num_decodes: int, num_prompts: int) -> float | None:
         """Left for prompts beside `decodes`, the work of `num_decodes` requests; None: no limit.
 
-        `num_prompts`: requests that could compute theirs in this step.
-
-        Without decodes nobody waits for the step, and before some steps were seen nothing is known.
+        `num_prompts`: requests that could come nearer to their first token in this step. Without
+        decodes nobody waits for the step, and before some steps were seen nothing is known.
         """
         if not any(decodes.rows) or self.cost.num_steps < MIN_STEPS:
             return None

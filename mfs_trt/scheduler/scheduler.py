@@ -250,7 +250,9 @@ class Scheduler:
         if not step.is_paced:
             groups = self.kv_cache.spec.groups_per_segment
             decodes = work_of_plans(step.plans.values(), groups)
-            spare_s = self.pacing.spare_seconds(decodes, len(step.plans), self._num_prompts)
+            num_decodes = len(step.plans)
+            num_prompts = min(len(self.requests), self.limits.max_num_seqs) - num_decodes
+            spare_s = self.pacing.spare_seconds(decodes, num_decodes, num_prompts)
             step.is_paced, step.spare_s = True, spare_s
         if step.spare_s is None:
             return step.rows_left
@@ -258,12 +260,6 @@ class Scheduler:
         if not step.has_prompt:
             most = max(most, MIN_ROWS)
         return [min(left, most) for left in step.rows_left]
-
-    @property
-    def _num_prompts(self) -> int:
-        """Requests that a step could bring nearer to their first token, had it the time."""
-        num_free = self.limits.max_num_seqs - len(self.running)
-        return sum(map(_has_gap, self.running)) + min(len(self.waiting), num_free)
 
     def draft_lengths(self, request: Request) -> Sequence[int]:
         """Drafts that each level makes before the next one verifies them, all in one step."""

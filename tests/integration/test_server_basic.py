@@ -146,6 +146,18 @@ def test_chat_messages_are_answered(client, llm):
     assert text == llm.chat(messages, params)[0].outputs[0].text
 
 
+def test_the_client_gets_every_field_that_its_chunks_have(client, llm):
+    params = SamplingParams(max_tokens=4, return_log_probs=True, return_generation_logits=True)
+    expected = llm.generate([PROMPT], params)[0].outputs[0]
+    chunks = list(client.stream(PROMPT, params))
+    assert "".join(chunk.text for chunk in chunks) == expected.text
+    log_probs = [value for chunk in chunks for value in chunk.log_probs]
+    assert log_probs == pytest.approx(list(expected.log_probs), abs=1e-5)
+    assert chunks[-1].cumulative_log_prob == pytest.approx(sum(log_probs), abs=1e-5)
+    assert chunks[-1].finish_reason and {chunk.tier for chunk in chunks} == {"large"}
+    assert sum(len(c.logits) for c in chunks if c.num_new_tokens) == len(expected.token_ids)
+
+
 def test_several_sequences_come_back_by_index(client):
     params = SamplingParams(max_tokens=6, n=3, temperature=1.0, seed=5, return_log_probs=True)
     completions = client.generate(PROMPT, params)
