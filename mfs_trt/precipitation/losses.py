@@ -1,34 +1,100 @@
-"""Losses of a nested model: one per exit, from logits of a few rows at a time. Pure functions."""
+"""Losses of a nested model: one per exit, from logits of a few rows at a time. Pure functions.
+
+The gradient of an exit's loss has a closed form, so it is taken with the loss, in a third of the
+passes over [rows, vocab_size] that differentiating it would make.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mfs_trt.precipitation.config import PrecipitationConfig
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum over rows, in fp32 or wider. logits: [rows, vocab_size], labels: [rows] int64."""
-    return F.cross_entropy(_wide(logits), labels, reduction="sum")
+@dataclass(frozen=True)
+class SoftTargets:
+    """What a teacher expects at some rows, softened by `temperature`."""
+
+    probabilities: Tensor  # [rows, n], fp32 or wider; a row sums to one
+    tokens: Tensor | None  # [rows, n] int64; None: the whole vocabulary in its order
+    neg_entropy: Tensor  # Σ p·log p over all rows
+    temperature: float
 
 
-def distillation(
-    student: Tensor, teacher: Tensor, temperature: float = 1.0, top_n: int = 0
+@torch.no_grad()
+def soft_targets(teacher: Tensor, temperature: float = 1.0, top_n: int = 0) -> SoftTargets:
+    """teacher: logits [rows, vocab_size]. With `top_n` its n most likely tokens, renormalised."""
+    logits, tokens = _wide(teacher), None
+    if top_n and top_n < logits.shape[-1]:
+        logits, tokens = logits.topk(top_n, dim=-1)
+    log_p = (logits if temperature == 1 else logits / temperature).log_softmax(dim=-1)
+    p = log_p.exp()
+    return SoftTargets(p, tokens, (p * log_p).sum(), temperature)
+
+
+def exit_loss(
+    logits: Tensor,
+    labels: Tensor,
+    data_weight: float = 1.0,
+    targets: SoftTargets | None = None,
+    target_weight: float = 0.0,
 ) -> Tensor:
-    """T² · KL(teacher ‖ student) at temperature T, summed over rows (Hinton et al., 2015).
+    """data_weight · cross entropy + target_weight · T² · KL(targets ‖ logits), summed over rows.
 
-    student, teacher: logits [rows, vocab_size]; no gradient reaches the teacher. With `top_n` the
-    teacher is its n most likely tokens, renormalised.
+    The divergence is taken at the targets' temperature T (Hinton et al., 2015). logits: [rows,
+    vocab_size]; labels: [rows] int64. Computed in fp32 or wider. No gradient reaches the targets.
     """
-    log_q = F.log_softmax(_wide(student) / temperature, dim=-1)
-    scaled = _wide(teacher.detach()) / temperature
-    if top_n and top_n < scaled.shape[-1]:
-        scaled, tokens = scaled.topk(top_n, dim=-1)
-        log_q = log_q.gather(-1, tokens)
-    log_p = F.log_softmax(scaled, dim=-1)
-    return temperature**2 * (log_p.exp() * (log_p - log_q)).sum()
+    return _ExitLoss.apply(logits, labels, data_weight, targets, target_weight)
+
+
+class _ExitLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        labels: Tensor,
+        data_weight: float,
+        targets: SoftTargets | None,
+        target_weight: float,
+    ) -> Tensor:
+        wants_grad = ctx.needs_input_grad[0]
+        wide = _wide(logits)
+        log_q = wide.log_softmax(dim=-1)
+        loss = -data_weight * log_q.gather(-1, labels[:, None]).sum()
+        grad: Tensor | None = None
+        if targets is None:
+            if wants_grad:
+                grad = log_q.exp_().mul_(data_weight)
+        else:
+            temperature = targets.temperature
+            softened = log_q if temperature == 1 else (wide / temperature).log_softmax(dim=-1)
+            p, tokens = targets.probabilities, targets.tokens
+            seen = softened if tokens is None else softened.gather(-1, tokens)
+            divergence = targets.neg_entropy - torch.dot(p.flatten(), seen.flatten())
+            loss = loss + target_weight * temperature**2 * divergence
+            if wants_grad:
+                pull = target_weight * temperature  # T² of the loss, 1/T of its inner derivative
+                if softened is log_q:
+                    grad = log_q.exp_().mul_(data_weight + pull)
+                else:
+                    grad = log_q.exp_().mul_(data_weight).add_(softened.exp_(), alpha=pull)
+                if tokens is None:
+                    grad.sub_(p, alpha=pull)
+                else:
+                    grad.scatter_add_(-1, tokens, -pull * p)
+        if grad is not None:
+            known = grad.new_full((len(labels), 1), -data_weight)
+            grad.scatter_add_(-1, labels[:, None], known)
+            ctx.save_for_backward(grad.to(logits.dtype))
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = ctx.saved_tensors
+        return (grad * grads[0].to(grad.dtype), None, None, None, None)
 
 
 def exit_losses(
@@ -42,21 +108,13 @@ def exit_losses(
     logits: of the trained exits from shallow to deep, [rows, vocab_size] each; the last is the top
     tier, teacher of the others. anchor: logits of the untrained model, for the top tier.
     """
-    top = logits[-1]
-    losses = []
-    for low in logits[:-1]:
-        loss = low.new_zeros((), dtype=torch.float32)
-        if config.distill_weight < 1:
-            loss = (1 - config.distill_weight) * cross_entropy(low, labels)
-        if config.distill_weight > 0:
-            loss = loss + config.distill_weight * distillation(
-                low, top, config.distill_temperature, config.distill_top_n
-            )
-        losses.append(loss)
-    loss = cross_entropy(top, labels)
-    if anchor is not None:
-        loss = loss + config.anchor_weight * distillation(top, anchor)
-    return torch.stack([*losses, loss])
+    share = config.distill_weight
+    taught = None
+    if share > 0 and len(logits) > 1:
+        taught = soft_targets(logits[-1], config.distill_temperature, config.distill_top_n)
+    held = None if anchor is None else soft_targets(anchor)
+    low = [exit_loss(x, labels, 1 - share, taught, share) for x in logits[:-1]]
+    return torch.stack([*low, exit_loss(logits[-1], labels, 1.0, held, config.anchor_weight)])
 
 
 def _wide(logits: Tensor) -> Tensor:
