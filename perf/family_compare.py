@@ -2,9 +2,9 @@
 alone.
 
 Every run was evaluated on the same held-out sequences as it went on. A tier's gap is its loss over
-that of an independent model of the same depth with as many steps and tokens, at the end and, as a
-curve, after every hundred steps. Usage: python perf/family_compare.py RUNS_FOLDER [--out FILE]
-[--plot PNG]
+that of an independent model of the same depth with as many steps and tokens, at the end and, as
+curves, after every hundred steps and by the part of all tokens that trained the low tiers.
+Usage: python perf/family_compare.py RUNS_FOLDER [--out FILE] [--plot PNG]
 """
 
 import argparse
@@ -26,6 +26,13 @@ PRECIPITATED = (  # from `base`, with as many steps as those alone are tuned
     "shared-norm",
     "lora",
 )
+
+# joint runs of as many steps in all, by the trainings that gave the low tiers their tokens
+BY_SHARE = {
+    "joint": ("joint",),
+    "longer": ("longer",),
+    "first-step": ("first-step-base", "first-step"),
+}
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -60,22 +67,33 @@ def gap_curve(run: dict[str, Any], alone: dict[str, dict[str, Any]]) -> list[dic
     return curve
 
 
-def plot(runs: dict[str, dict[str, Any]], file: Path) -> None:
-    """A panel per tier: gap against precipitation tokens, a line per run."""
+def share_curve(runs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Gaps at the end of all training, by the tokens that precipitation had of them."""
+    return [
+        {"run": name, "tokens": sum(runs[p]["tokens"] for p in parts), **runs[name]["gap_to_alone"]}
+        for name, parts in BY_SHARE.items()
+        if all(part in runs for part in parts)
+    ]
+
+
+def plot(runs: dict[str, dict[str, Any]], by_share: list[dict[str, Any]], file: Path) -> None:
+    """A column per tier. Above: gap as tuning goes on, a line per run; below: by its share."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(ALONE), figsize=(12, 4))
-    for axis, tier in zip(axes, ALONE, strict=True):
-        for name, run in runs.items():
-            points = [(p["tokens"], 100 * p[tier]) for p in run.get("gap_curve", []) if tier in p]
-            if points:
-                axis.plot(*zip(*points, strict=True), marker="o", label=name)
-        axis.set(title=tier, xlabel="precipitation tokens", ylabel="loss over alone, %")
-        axis.axhline(GOALS[tier], color="grey", linestyle=":")
-    axes[0].legend(fontsize="small")
+    figure, axes = pyplot.subplots(2, len(ALONE), figsize=(12, 8))
+    curves = {name: run["gap_curve"] for name, run in runs.items() if "gap_curve" in run}
+    for row, lines in zip(axes, (curves, {"joint, by its share": by_share}), strict=True):
+        for axis, tier in zip(row, ALONE, strict=True):
+            for name, curve in lines.items():
+                points = [(p["tokens"], 100 * p[tier]) for p in curve if tier in p]
+                if points:
+                    axis.plot(*zip(*points, strict=True), marker="o", label=name)
+            axis.set(title=tier, xlabel="precipitation tokens", ylabel="loss over alone, %")
+            axis.axhline(GOALS[tier], color="grey", linestyle=":")
+        row[0].legend(fontsize="small")
     figure.tight_layout()
     figure.savefig(file, dpi=80)
 
@@ -104,9 +122,10 @@ def main() -> None:
         shown = ", ".join(f"{tier} {100 * gap:+.1f} %" for tier, gap in gaps.items())
         rows.append((name, run["tokens"], *losses, shown))
     show("held-out loss, nats per token", ["run", "tokens", *TIERS, "gap"], rows)
+    by_share = share_curve(runs)
     if args.plot:
-        plot(runs, args.plot)
-    finish({"benchmark": "family", "runs": runs}, args.out)
+        plot(runs, by_share, args.plot)
+    finish({"benchmark": "family", "runs": runs, "gap_by_share": by_share}, args.out)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Losses of a nested model: one per exit, from logits of a few rows at a time. Pure functions.
 
-The gradient of an exit's loss has a closed form, so it is taken with the loss, in a third of the
-passes over [rows, vocab_size] that differentiating it would make.
+The gradient of an exit's loss has a closed form, so it is taken with the loss, in fewer
+passes over [rows, vocab_size] than differentiating it makes.
 """
 
 from collections.abc import Sequence
