@@ -2,8 +2,8 @@
 alone.
 
 Every run was evaluated on the same held-out sequences as it went on. A tier's gap is its loss over
-that of an independent model of the same depth with as many steps and tokens, at the end and, as
-curves, after every hundred steps and by the part of all tokens that trained the low tiers.
+that of an independent model of the same depth with as many steps and tokens, at the end and, as a
+curve, after every hundred steps.
 Usage: python perf/family_compare.py RUNS_FOLDER [--out FILE] [--plot PNG]
 """
 
@@ -16,22 +16,20 @@ from report import finish, show
 
 TIERS = ("draft", "small", "medium", "large")
 ALONE = {"small": "alone-small", "medium": "alone-medium", "large": "top-only"}
+ALONE_BASES = {"small": "alone-small-base", "medium": "alone-medium-base", "large": "base"}
 GOALS = {"small": 3.0, "medium": 3.0, "large": 1.0}  # %
-PRECIPITATED = (  # from `base`, with as many steps as those alone are tuned
-    "joint",
-    "joint-distill",
-    "stepwise",
-    "balanced",
-    "own-heads",
-    "shared-norm",
-    "lora",
-)
-
-# joint runs of as many steps in all, by the trainings that gave the low tiers their tokens
-BY_SHARE = {
-    "joint": ("joint",),
-    "longer": ("longer",),
-    "first-step": ("first-step-base", "first-step"),
+# runs → the models of equal depth, alone, that are as far
+PEERS = {
+    "joint": ALONE,
+    "joint-distill": ALONE,
+    "stepwise": ALONE,
+    "balanced": ALONE,
+    "own-heads": ALONE,
+    "shared-norm": ALONE,
+    "lora": ALONE,
+    "first-step": ALONE,
+    "first-step-distill": ALONE,
+    "first-step-base": ALONE_BASES,
 }
 
 
@@ -67,27 +65,18 @@ def gap_curve(run: dict[str, Any], alone: dict[str, dict[str, Any]]) -> list[dic
     return curve
 
 
-def share_curve(runs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Gaps at the end of all training, by the tokens that precipitation had of them."""
-    return [
-        {"run": name, "tokens": sum(runs[p]["tokens"] for p in parts), **runs[name]["gap_to_alone"]}
-        for name, parts in BY_SHARE.items()
-        if all(part in runs for part in parts)
-    ]
-
-
-def plot(runs: dict[str, dict[str, Any]], by_share: list[dict[str, Any]], file: Path) -> None:
-    """A column per tier. Above: gap as tuning goes on, a line per run; below: by its share."""
+def plot(runs: dict[str, dict[str, Any]], file: Path) -> None:
+    """A column per tier: gap against tokens. Above while tuning, below from the first step on."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(2, len(ALONE), figsize=(12, 8))
-    curves = {name: run["gap_curve"] for name, run in runs.items() if "gap_curve" in run}
-    for row, lines in zip(axes, (curves, {"joint, by its share": by_share}), strict=True):
-        for axis, tier in zip(row, ALONE, strict=True):
-            for name, curve in lines.items():
+    for row, peers in zip(axes, (ALONE, ALONE_BASES), strict=True):
+        for axis, tier in zip(row, peers, strict=True):
+            for name in (n for n in PEERS if PEERS[n] is peers and n in runs):
+                curve = runs[name]["gap_curve"]
                 points = [(p["tokens"], 100 * p[tier]) for p in curve if tier in p]
                 if points:
                     axis.plot(*zip(*points, strict=True), marker="o", label=name)
@@ -106,8 +95,7 @@ def main() -> None:
     args = parser.parse_args()
     done = sorted(p.parent.name for p in args.runs.glob("*/family.json"))
     runs = {n: read_run(args.runs / f"{n}.training") for n in done if n != "random"}
-    peers = {tier: runs[name] for tier, name in ALONE.items() if name in runs}
-    alone = {tier: peer["held_out"][tier] for tier, peer in peers.items()}
+    alone = {t: runs[name]["held_out"][t] for t, name in ALONE.items() if name in runs}
     rows = []
     for name, run in runs.items():
         losses = [run["held_out"].get(tier, "-") for tier in TIERS]
@@ -117,15 +105,15 @@ def main() -> None:
             if tier in run["held_out"]
         }
         run["gap_to_alone"] = gaps
-        if name in PRECIPITATED:
+        if name in PEERS:
+            peers = {t: runs[peer] for t, peer in PEERS[name].items() if peer in runs}
             run["gap_curve"] = gap_curve(run, peers)
         shown = ", ".join(f"{tier} {100 * gap:+.1f} %" for tier, gap in gaps.items())
         rows.append((name, run["tokens"], *losses, shown))
     show("held-out loss, nats per token", ["run", "tokens", *TIERS, "gap"], rows)
-    by_share = share_curve(runs)
     if args.plot:
-        plot(runs, by_share, args.plot)
-    finish({"benchmark": "family", "runs": runs, "gap_by_share": by_share}, args.out)
+        plot(runs, args.plot)
+    finish({"benchmark": "family", "runs": runs}, args.out)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,6 @@ COMMON = (
 )
 PRETRAIN = "--from-scratch --schedule joint --learning-rate 2e-3 --max-grad-norm 1 --steps"
 TUNE = "--steps 500 --learning-rate 6e-4 --max-grad-norm 1 --seed 1"
-LONGER = "--steps 1500 --learning-rate 1e-3 --max-grad-norm 1 --seed 1"
 
 # name → (starts from, arguments)
 RUNS = {
@@ -54,11 +53,12 @@ RUNS = {
     "alone-small": ("alone-small-base", f"{TUNE} --schedule joint --tiers small=4"),
     "alone-medium-base": ("random", f"{PRETRAIN} 2000 --tiers medium=6"),
     "alone-medium": ("alone-medium-base", f"{TUNE} --schedule joint --tiers medium=6"),
-    # precipitation with 1 500 of all 2 500 steps, in place of 500
-    "longer-base": ("random", f"{PRETRAIN} 1000 --tiers large=8"),
-    "longer": ("longer-base", f"{LONGER} --schedule joint --tiers {TIERS}"),
     "first-step-base": ("random", f"{PRETRAIN} 2000 --tiers {TIERS}"),
     "first-step": ("first-step-base", f"{TUNE} --schedule joint --tiers {TIERS}"),
+    "first-step-distill": (
+        "first-step-base",
+        f"{TUNE} --schedule joint --distill 0.5 --tiers {TIERS}",
+    ),
 }
 
 
