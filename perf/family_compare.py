@@ -28,7 +28,6 @@ PEERS = {
     "shared-norm": ALONE,
     "lora": ALONE,
     "first-step": ALONE,
-    "first-step-distill": ALONE,
     "first-step-base": ALONE_BASES,
 }
 

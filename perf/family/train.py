@@ -55,10 +55,6 @@ RUNS = {
     "alone-medium": ("alone-medium-base", f"{TUNE} --schedule joint --tiers medium=6"),
     "first-step-base": ("random", f"{PRETRAIN} 2000 --tiers {TIERS}"),
     "first-step": ("first-step-base", f"{TUNE} --schedule joint --tiers {TIERS}"),
-    "first-step-distill": (
-        "first-step-base",
-        f"{TUNE} --schedule joint --distill 0.5 --tiers {TIERS}",
-    ),
 }
 
 
