@@ -23,6 +23,18 @@ class SoftTargets:
     neg_entropy: Tensor  # Σ p·log p over all rows
     temperature: float
 
+    def divergence(self, log_q: Tensor) -> Tensor:
+        """KL(these ‖ q), summed over rows. log_q: [rows, vocab_size], at this temperature."""
+        seen = log_q if self.tokens is None else log_q.gather(-1, self.tokens)
+        return self.neg_entropy - torch.dot(self.probabilities.flatten(), seen.flatten())
+
+    def subtract_from(self, grad: Tensor, weight: float) -> None:
+        """grad −= weight · p, in place. grad: [rows, vocab_size]."""
+        if self.tokens is None:
+            grad.sub_(self.probabilities, alpha=weight)
+        else:
+            grad.scatter_add_(-1, self.tokens, -weight * self.probabilities)
+
 
 @torch.no_grad()
 def soft_targets(teacher: Tensor, temperature: float = 1.0, top_n: int = 0) -> SoftTargets:
@@ -60,41 +72,33 @@ class _ExitLoss(torch.autograd.Function):
         targets: SoftTargets | None,
         target_weight: float,
     ) -> Tensor:
-        wants_grad = ctx.needs_input_grad[0]
         wide = _wide(logits)
-        log_q = wide.log_softmax(dim=-1)
+        log_q = softened = wide.log_softmax(dim=-1)
         loss = -data_weight * log_q.gather(-1, labels[:, None]).sum()
-        grad: Tensor | None = None
-        if targets is None:
-            if wants_grad:
-                grad = log_q.exp_().mul_(data_weight)
-        else:
+        pull = 0.0  # of the targets on the gradient: T² of the loss, 1/T of its inner derivative
+        if targets is not None:
             temperature = targets.temperature
-            softened = log_q if temperature == 1 else (wide / temperature).log_softmax(dim=-1)
-            p, tokens = targets.probabilities, targets.tokens
-            seen = softened if tokens is None else softened.gather(-1, tokens)
-            divergence = targets.neg_entropy - torch.dot(p.flatten(), seen.flatten())
-            loss = loss + target_weight * temperature**2 * divergence
-            if wants_grad:
-                pull = target_weight * temperature  # T² of the loss, 1/T of its inner derivative
-                if softened is log_q:
-                    grad = log_q.exp_().mul_(data_weight + pull)
-                else:
-                    grad = log_q.exp_().mul_(data_weight).add_(softened.exp_(), alpha=pull)
-                if tokens is None:
-                    grad.sub_(p, alpha=pull)
-                else:
-                    grad.scatter_add_(-1, tokens, -pull * p)
-        if grad is not None:
-            known = grad.new_full((len(labels), 1), -data_weight)
-            grad.scatter_add_(-1, labels[:, None], known)
-            ctx.save_for_backward(grad.to(logits.dtype))
+            if temperature != 1:
+                softened = (wide / temperature).log_softmax(dim=-1)
+            loss = loss + target_weight * temperature**2 * targets.divergence(softened)
+            pull = target_weight * temperature
+        if not ctx.needs_input_grad[0]:
+            return loss
+        if softened is log_q:
+            grad = log_q.exp_().mul_(data_weight + pull)
+        else:
+            grad = log_q.exp_().mul_(data_weight).add_(softened.exp_(), alpha=pull)
+        if targets is not None:
+            targets.subtract_from(grad, pull)
+        known = grad.new_full((len(labels), 1), -data_weight)
+        grad.scatter_add_(-1, labels[:, None], known)
+        ctx.save_for_backward(grad.to(logits.dtype))
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = ctx.saved_tensors
-        return (grad * grads[0].to(grad.dtype), None, None, None, None)
+        return (grad * upstream.to(grad.dtype), None, None, None, None)
 
 
 def exit_losses(
